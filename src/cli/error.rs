@@ -108,6 +108,9 @@ pub(super) enum Refusal {
     #[error("{verb} of '{unit}' on node '{node}' ended with the result '{result}'")]
     SystemdJob { verb: String, unit: String, node: String, result: String },
     #[cfg(feature = "fleet")]
+    #[error("no machine is the node '{name}'")]
+    NoNode { name: crate::model::NodeName },
+    #[cfg(feature = "fleet")]
     #[error("no manager has led in environment '{environment}'")]
     NoManager { environment: EnvironmentName },
     #[cfg(feature = "fleet")]
@@ -283,6 +286,8 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::NoEc2 => Some("build without --no-default-features to include EC2".to_owned()),
         #[cfg(not(feature = "fleet"))]
         Refusal::NoFleet => Some("build with --features fleet to include D-Bus".to_owned()),
+        #[cfg(feature = "fleet")]
+        Refusal::NoNode { .. } => Some("`juju status` shows the nodes".to_owned()),
         #[cfg(feature = "fleet")]
         Refusal::NoManager { environment } => Some(format!(
             "start `portcullis manager -e {environment}`, or name the bus of another manager with --bus"

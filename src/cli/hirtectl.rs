@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use super::node::{
-    self, Action, JobArgs, KillArgs, LogsArgs, ManyArgs, MonitorArgs, Options, Through, UnitsArgs,
+    self, Action, DepsArgs, JobArgs, KillArgs, LogsArgs, ManyArgs, MonitorArgs, Options, Through, UnitsArgs,
 };
 use super::{error, start};
 
@@ -65,6 +65,8 @@ enum Command {
     Monitor(MonitorArgs),
     /// Show the last entries of a systemd unit's journal
     Logs(LogsArgs),
+    /// Show the proxy services: which node depends on which unit of another node
+    Deps(DepsArgs),
 }
 
 impl From<Command> for Action {
@@ -85,6 +87,7 @@ impl From<Command> for Action {
             Command::Status(args) => Self::Status(args),
             Command::Monitor(args) => Self::Monitor(args),
             Command::Logs(args) => Self::Logs(args),
+            Command::Deps(args) => Self::Deps(args),
         }
     }
 }

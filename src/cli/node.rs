@@ -4,6 +4,8 @@
 #[cfg(feature = "fleet")]
 mod connect;
 #[cfg(feature = "fleet")]
+mod dependencies;
+#[cfg(feature = "fleet")]
 mod render;
 #[cfg(feature = "fleet")]
 mod run;
@@ -101,6 +103,51 @@ Examples:
     /// Show the last entries of a systemd unit's journal
     #[command(after_help = LOGS_HELP)]
     Logs(LogsArgs),
+    /// Show the proxy services: which node depends on which unit of another node
+    #[command(after_help = "\
+Also shows proxy services that failed or ended, with the reason, until they start again.
+
+Examples:
+  juju node deps
+  juju node deps web1 --json
+  juju node deps --format svg >deps.svg")]
+    Deps(DepsArgs),
+    /// Permit units of a node to depend on units of other nodes
+    #[command(after_help = "Examples:\n  juju node allow web1 --on db1\n  juju node allow web1 --on db1,db2")]
+    Allow(PermissionArgs),
+    /// Withdraw what `allow` permitted; proxy services that need it end
+    #[command(after_help = "Examples:\n  juju node deny web1 --on db1")]
+    Deny(PermissionArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DepsArgs {
+    /// Node [default: all nodes]
+    #[arg(value_name = "NODE")]
+    node: Option<String>,
+    /// Output format
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+    /// For Graphviz
+    Dot,
+    /// A picture
+    Svg,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PermissionArgs {
+    /// Node with the units that depend on others
+    #[arg(value_name = "NODE")]
+    node: String,
+    /// Nodes with the units that they depend on, with commas between them
+    #[arg(long, value_name = "NODE", value_delimiter = ',', required = true)]
+    on: Vec<String>,
 }
 
 const LOGS_HELP: &str = "\

@@ -62,6 +62,20 @@ pub struct Unit {
     pub sub: String,
 }
 
+/// A proxy service, or one that failed or ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proxy {
+    pub source: String,
+    pub name: String,
+    pub target: String,
+    pub unit: String,
+    pub state: String,
+    /// Milliseconds since 1970.
+    pub since_ms: u64,
+    /// Why it failed or ended.
+    pub reason: String,
+}
+
 /// The observed properties of a systemd unit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnitState {
@@ -162,6 +176,22 @@ impl Client {
         let address = (!address.is_empty()).then_some(address);
         let last_seen_ms = (last_seen_us > 0).then_some(last_seen_us / 1000);
         Ok(Node { name, status, address, last_seen_ms })
+    }
+
+    /// # Errors
+    /// If the call fails.
+    pub async fn proxies(&self) -> Result<Vec<Proxy>, ClientError> {
+        let rows = self.reply(self.manager().await?.list_proxies().await, None)?;
+        let proxy = |(source, name, target, unit, state, since_us, reason): api::ProxyRow| Proxy {
+            source,
+            name,
+            target,
+            unit,
+            state,
+            since_ms: since_us / 1000,
+            reason,
+        };
+        Ok(rows.into_iter().map(proxy).collect())
     }
 
     /// Returns the loaded units of one node, or of all connected nodes.

@@ -21,6 +21,7 @@ use crate::runtime::service::stopped;
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::Watched;
+use crate::store::dependencies::dependencies;
 use crate::store::fleet::{self, NodeRecords};
 use crate::store::lease::{LEASE, Lease, LeaseKey};
 use crate::store::operators::operator_names;
@@ -106,6 +107,7 @@ impl<T: Tree> Leased for EnvironmentManager<T> {
         let mut leading = Leading {
             machines: Watched::Machines.feed(&self.tree).await?,
             operators: Watched::Operators.feed(&self.tree).await?,
+            dependencies: Watched::Dependencies.feed(&self.tree).await?,
             changes: self.manager.changes(),
             failed: failed.subscribe(),
             of: self,
@@ -148,6 +150,7 @@ struct Leading<'a, T: Tree> {
     lease: Lease,
     machines: T::Feed,
     operators: T::Feed,
+    dependencies: T::Feed,
     changes: watch::Receiver<u64>,
     failed: watch::Receiver<FailedUnits>,
     /// The nodes as they were read last.
@@ -160,7 +163,12 @@ impl<T: Tree> Leading<'_, T> {
     /// Reads the machines and the operators.
     async fn read_nodes(&mut self) -> Result<(), Error> {
         let EnvironmentManager { tree, manager, .. } = self.of;
-        let (rules, unreadable) = node_rules(&fleet::node_names(tree).await?, &self.rules);
+        let dependencies = dependencies(tree).await?;
+        if let Err(problem) = &dependencies {
+            warn!(problem, "the permitted dependencies cannot be read");
+        }
+        let names = fleet::node_names(tree).await?;
+        let (rules, unreadable) = node_rules(&names, dependencies.as_ref().ok(), &self.rules);
         for (machine, problem) in unreadable {
             warn!(%machine, problem, "the name of a node cannot be read");
         }
@@ -191,6 +199,7 @@ impl<T: Tree> Reconciler for Leading<'_, T> {
         tokio::select! {
             event = self.machines.next() => drop(event?),
             event = self.operators.next() => drop(event?),
+            event = self.dependencies.next() => drop(event?),
             // The senders live as long as this leader.
             _ = self.changes.changed() => {}
             _ = self.failed.changed() => {}

@@ -9,6 +9,7 @@ pub mod config;
 pub mod dbus;
 pub mod discovery;
 pub mod environment;
+pub mod helper;
 pub mod ini;
 pub mod job;
 pub mod liveness;

@@ -3,6 +3,8 @@
 //! that was sent to the monitor is not sent again. Signals wait until the client has room for them;
 //! a later change of a unit replaces one that waits, so the last state is always sent. Pure.
 
+mod hold;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -447,32 +449,10 @@ impl<O: Clone + Eq> Monitors<O> {
         found.ok_or(Refused::NoSuchMonitor)
     }
 
-    /// Releases the patterns of a subscription. Agents stop reporting those that no other
-    /// subscription needs.
+    /// Releases the patterns of a subscription.
     fn release(&mut self, gone: Subscription) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        for (pattern, _) in gone.patterns {
-            let key = (gone.scope.clone(), pattern);
-            if let Some(count) = self.wanted.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    self.wanted.remove(&key);
-                }
-            }
-            let (scope, pattern) = key;
-            for node in self.online.iter().filter(|node| scope.contains(node)) {
-                if !self.is_wanted(node, &pattern) {
-                    effects.push(Effect::UnsubscribeOnNode { node: node.clone(), pattern: pattern.clone() });
-                }
-            }
-        }
-        effects
-    }
-
-    fn is_wanted(&self, node: &NodeName, pattern: &str) -> bool {
-        [Scope::AllNodes, Scope::Node(node.clone())]
-            .into_iter()
-            .any(|scope| self.wanted.contains_key(&(scope, pattern.to_owned())))
+        let patterns = gone.patterns.into_iter();
+        patterns.flat_map(|(pattern, _)| self.release_pattern(&gone.scope, pattern)).collect()
     }
 }
 

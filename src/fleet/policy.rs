@@ -5,7 +5,7 @@
 use super::dbus::api::{
     INTROSPECTABLE, Interface, JOB, MANAGER, MONITOR, MethodEffect, NODE, PEER, PROPERTIES,
 };
-use super::dbus::names::BUS_NAME;
+use super::dbus::names::{AGENT_BUS_NAME, BUS_NAME};
 
 const INTERFACES: [&Interface; 7] = [&INTROSPECTABLE, &PEER, &PROPERTIES, &MANAGER, &MONITOR, &NODE, &JOB];
 
@@ -40,6 +40,24 @@ pub fn policy(group: Option<&str>) -> String {
          </busconfig>\n",
         reading.collect::<String>(),
         group.unwrap_or_default()
+    )
+}
+
+/// Returns the policy file of an agent: only root may have its name and call it.
+pub fn agent_policy() -> String {
+    format!(
+        "<!DOCTYPE busconfig PUBLIC \"-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN\"\n \
+         \"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd\">\n\
+         <busconfig>\n  \
+         <policy context=\"default\">\n    \
+         <deny own=\"{AGENT_BUS_NAME}\"/>\n    \
+         <deny send_destination=\"{AGENT_BUS_NAME}\"/>\n  \
+         </policy>\n  \
+         <policy user=\"root\">\n    \
+         <allow own=\"{AGENT_BUS_NAME}\"/>\n    \
+         <allow send_destination=\"{AGENT_BUS_NAME}\"/>\n  \
+         </policy>\n\
+         </busconfig>\n"
     )
 }
 

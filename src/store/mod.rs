@@ -18,6 +18,7 @@ pub mod changes;
 mod charms;
 mod credentials;
 mod delete_tree;
+pub mod dependencies;
 mod environment;
 mod error;
 pub mod failed_stops;

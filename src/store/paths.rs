@@ -109,6 +109,11 @@ pub fn fleet_address() -> NodePath {
     fleet().child("address")
 }
 
+/// Which nodes may depend on units of which others.
+pub fn fleet_dependencies() -> NodePath {
+    fleet().child("dependencies")
+}
+
 /// The nodes as the leading manager has seen them last.
 pub fn fleet_nodes() -> NodePath {
     fleet().child("nodes")

@@ -1,6 +1,8 @@
 //! Options of all roles that manage firewall rules: the resync interval, the policy file and the
 //! metrics endpoint.
 
+#[cfg(feature = "fleet")]
+use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,8 +11,12 @@ use clap::Args;
 
 use crate::cli::args::metrics::MetricsArgs;
 use crate::cli::error::{self, Refusal};
+#[cfg(feature = "fleet")]
+use crate::cli::portcullis::up::data_base;
 use crate::firewall::controller::PolicyReader;
 use crate::firewall::policy::{self, Policy};
+#[cfg(feature = "fleet")]
+use crate::model::NodeName;
 use crate::runtime::trusted_file;
 
 #[derive(Debug, Clone, Args)]
@@ -55,6 +61,19 @@ impl AgentArgs {
             })
         }))
     }
+}
+
+/// Returns the directory for the state of agents; `None` if no variable names one.
+#[cfg(feature = "fleet")]
+pub(in crate::cli) fn agents_dir() -> Option<PathBuf> {
+    let base = data_base(env::var_os("XDG_DATA_HOME"), env::var_os("HOME"));
+    base.map(|base| base.join("portcullis-agents"))
+}
+
+/// Returns the file for the proxy services of a node.
+#[cfg(feature = "fleet")]
+pub(in crate::cli) fn proxies_file(directory: Option<PathBuf>, node: &NodeName) -> Option<PathBuf> {
+    directory.map(|directory| directory.join(format!("proxies-{node}.json")))
 }
 
 /// Returns a random part of a duration, which spreads retries.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::connect::connect;
 use super::{
     Action, JobArgs, KillArgs, LogsArgs, ManyArgs, Mode, MonitorArgs, Options, Through, UnitsArgs, Who,
-    render,
+    dependencies, render,
 };
 use crate::cli::args::time::Time;
 use crate::cli::error::{self, Refusal, Usage, parse_arg};
@@ -36,6 +36,11 @@ pub(super) async fn run(
 ) -> anyhow::Result<ExitCode> {
     let Time(timeout_ms) = parse_arg(&options.timeout)?;
     check(action)?;
+    match action {
+        Action::Allow(args) => return dependencies::permit(through, args, true).await,
+        Action::Deny(args) => return dependencies::permit(through, args, false).await,
+        _ => {}
+    }
     let timeout = Duration::from_millis(timeout_ms);
     let client = connect(through, timeout).await?;
     let json = options.json;
@@ -66,6 +71,8 @@ pub(super) async fn run(
         Action::Status(args) => status(&client, args, json).await,
         Action::Monitor(args) => monitor(&client, args, json).await,
         Action::Logs(args) => logs(&client, args, json).await,
+        Action::Deps(args) => dependencies::list(&client, args, json).await,
+        Action::Allow(_) | Action::Deny(_) => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -73,6 +80,11 @@ pub(super) async fn run(
 fn check(action: &Action) -> Result<(), Usage> {
     match action {
         Action::List => Ok(()),
+        Action::Deps(args) => args.node.as_deref().map_or(Ok(()), check_node),
+        Action::Allow(args) | Action::Deny(args) => {
+            check_node(&args.node)?;
+            args.on.iter().try_for_each(|name| check_node(name))
+        }
         Action::Units(args) => args.node.as_deref().map_or(Ok(()), check_node),
         Action::Start(args) | Action::Stop(args) | Action::Restart(args) | Action::Reload(args) => {
             check_node(&args.node).and_then(|()| check_unit(&args.unit))

@@ -23,6 +23,9 @@ pub(super) struct Args {
     /// Configuration file (INI); options take precedence over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Directory for the list of proxy services [default: $XDG_DATA_HOME/portcullis-agents]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// Certificate chain (PEM) for TLS, the certificate of this node first
     #[arg(long, value_name = "FILE", requires_all = ["tls_key", "ca_file"])]
     tls_cert: Option<PathBuf>,

@@ -3,6 +3,7 @@
 //! that another program wrote are not replaced.
 
 mod fleet;
+mod proxy;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ use crate::runtime::trusted_file;
 const MARK: &str = "# Written by `portcullis install`; a second run replaces it.\n";
 const POLICY_MARK: &str = "<!-- Written by `portcullis install`; a second run replaces it. -->\n";
 const POLICY_FILE: &str = "org.containers.hirte.conf";
+const AGENT_POLICY_FILE: &str = "org.containers.hirte.Agent.conf";
 const POLICY_HINT: &str = "systemctl reload dbus";
 const MAX_BYTES: usize = 64 * 1024;
 /// The directory for policies of the system bus.
@@ -163,8 +165,34 @@ fn prepare(args: &Args) -> anyhow::Result<Vec<ToWrite>> {
             files.push(ToWrite { path, mark: POLICY_MARK, text, hint: POLICY_HINT.to_owned() });
         }
     }
+    files.extend(proxy_files(args, &program, &directory)?);
     for ToWrite { path, mark, .. } in &files {
         refuse_anothers(path, mark)?;
+    }
+    Ok(files)
+}
+
+/// Returns the unit files of proxy services, and the D-Bus policy of an agent. Roles that have an agent
+/// among other parts get them if the helper is installed.
+fn proxy_files(args: &Args, program: &Path, directory: &Path) -> anyhow::Result<Vec<ToWrite>> {
+    let has_agent = |role: &Role| matches!(role, Role::Agent | Role::Machine | Role::Up);
+    if !args.roles.iter().any(has_agent) {
+        return Ok(Vec::new());
+    }
+    let helper = match proxy::helper(program) {
+        Ok(helper) => helper,
+        Err(missing) if args.roles.contains(&Role::Agent) => return Err(missing),
+        Err(_) => return Ok(Vec::new()),
+    };
+    let reload = if args.user { "systemctl --user daemon-reload" } else { "systemctl daemon-reload" };
+    let units =
+        [(proxy::PROXY_FILE, proxy::proxy_unit(&helper, args.user)?), (proxy::DEP_FILE, proxy::dep_unit())];
+    let write =
+        |(file, text)| ToWrite { path: directory.join(file), mark: MARK, text, hint: reload.to_owned() };
+    let mut files: Vec<ToWrite> = units.into_iter().map(write).collect();
+    if !args.user {
+        let (path, text) = (args.dbus_directory.join(AGENT_POLICY_FILE), agent_policy()?);
+        files.push(ToWrite { path, mark: POLICY_MARK, text, hint: POLICY_HINT.to_owned() });
     }
     Ok(files)
 }
@@ -250,6 +278,16 @@ fn policy(group: Option<&str>) -> anyhow::Result<String> {
 
 #[cfg(not(feature = "fleet"))]
 fn policy(_: Option<&str>) -> anyhow::Result<String> {
+    Err(crate::cli::error::Refusal::NoFleet.into())
+}
+
+#[cfg(feature = "fleet")]
+fn agent_policy() -> anyhow::Result<String> {
+    Ok(crate::fleet::policy::agent_policy())
+}
+
+#[cfg(not(feature = "fleet"))]
+fn agent_policy() -> anyhow::Result<String> {
     Err(crate::cli::error::Refusal::NoFleet.into())
 }
 

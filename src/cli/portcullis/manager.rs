@@ -8,11 +8,17 @@ mod serve;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+#[cfg(feature = "fleet")]
+use std::time::Duration;
 
 use crate::cli::args::environment::Globals;
 use crate::cli::args::metrics::MetricsArgs;
+#[cfg(feature = "fleet")]
+use crate::cli::args::time::Time;
 #[cfg(not(feature = "fleet"))]
 use crate::cli::error::Refusal;
+#[cfg(feature = "fleet")]
+use crate::cli::error::{Usage, parse_arg};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -48,8 +54,20 @@ pub(super) struct Args {
     /// CA (PEM) of the certificates of agents and operators
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
+    /// How long the proxy services of a node keep their targets in use after its connection was lost: a
+    /// number followed by s, m, h or d
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    proxy_grace: String,
     #[command(flatten)]
     metrics: MetricsArgs,
+}
+
+#[cfg(feature = "fleet")]
+impl Args {
+    fn proxy_grace(&self) -> Result<Duration, Usage> {
+        let Time(ms) = parse_arg(&self.proxy_grace)?;
+        Ok(Duration::from_millis(ms))
+    }
 }
 
 #[cfg(feature = "fleet")]

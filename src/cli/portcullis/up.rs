@@ -150,7 +150,7 @@ fn default_data_dir(
 }
 
 /// Returns this user's data directory.
-pub(super) fn data_base(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+pub(in crate::cli) fn data_base(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
     absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".local/share")))
 }

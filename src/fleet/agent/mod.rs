@@ -3,9 +3,13 @@
 //! and `state` has the decisions.
 
 mod call;
+mod local_bus;
+mod proxies;
+mod proxy_service;
 mod session;
 mod state;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -16,10 +20,12 @@ use crate::runtime::backoff::doubling;
 use crate::runtime::service::stopped;
 
 use super::address::ManagerAddress;
+use super::dbus::bus::Bus;
 use super::dbus::connect::{ConnectError, Security, connect};
 use super::dbus::errors::CallError;
 use super::name::NodeName;
 use super::systemd::{Event, UnitControl};
+use proxy_service::ProxyService;
 use session::Session;
 
 /// The pauses between attempts to connect. They are short, so that a node is online soon after its
@@ -55,16 +61,44 @@ pub struct Agent<C> {
     settings: Settings,
     control: std::sync::Arc<C>,
     events: mpsc::Receiver<Event>,
+    /// The bus on which units of this node create proxy services.
+    bus: Option<Bus>,
+    proxies: std::sync::Arc<ProxyService<C>>,
 }
 
 impl<C: UnitControl> Agent<C> {
     pub fn new(settings: Settings, control: C, events: mpsc::Receiver<Event>) -> Self {
-        Self { settings, control: std::sync::Arc::new(control), events }
+        let control = std::sync::Arc::new(control);
+        let proxies = std::sync::Arc::new(ProxyService::new(std::sync::Arc::clone(&control), None));
+        Self { settings, control, events, bus: None, proxies }
+    }
+
+    /// Lets units of this node create proxy services on `bus`. They are kept in `file`.
+    pub fn with_proxies(mut self, bus: Bus, file: Option<PathBuf>) -> Self {
+        self.bus = Some(bus);
+        self.proxies = std::sync::Arc::new(ProxyService::new(std::sync::Arc::clone(&self.control), file));
+        self
     }
 
     /// Runs until `stop` is set. Connects again whenever the connection ends. Units and jobs of
     /// systemd are left as they are.
-    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+    pub async fn run(mut self, stop: watch::Receiver<bool>) {
+        let proxies = std::sync::Arc::clone(&self.proxies);
+        let bus = self.bus.take();
+        let serving = async {
+            match bus {
+                Some(bus) => local_bus::serve(bus, std::sync::Arc::clone(&proxies)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.follow_managers(stop) => {}
+            () = std::sync::Arc::clone(&proxies).run() => {}
+            () = serving => {}
+        }
+    }
+
+    async fn follow_managers(mut self, mut stop: watch::Receiver<bool>) {
         self.log_running_jobs().await;
         let (mut attempts, mut failures) = (0, 0);
         loop {
@@ -81,6 +115,7 @@ impl<C: UnitControl> Agent<C> {
                         () = stopped(&mut stop) => return,
                         reason = session.run(&self.settings, &mut self.events) => reason,
                     };
+                    self.proxies.disconnected();
                     warn!(node = %self.settings.name, reason, "connection to the manager lost");
                     self.stop_watching().await;
                 }
@@ -115,8 +150,7 @@ impl<C: UnitControl> Agent<C> {
             return Box::pin(self.open(attempt)).await;
         };
         let peer = connect(address, &self.settings.security).await?;
-        let session =
-            Session::register(peer, &self.settings.name, std::sync::Arc::clone(&self.control)).await;
+        let session = Session::register(peer, &self.settings.name, &self.control, &self.proxies).await;
         let session = session.map_err(|error| Refused::Register { address: address.clone(), error })?;
         info!(node = %self.settings.name, manager = %address, "registered");
         Ok(session)

@@ -8,22 +8,25 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::debug;
+use tracing::{debug, warn};
 use zbus::message::Type;
-use zbus::{Connection, DynamicType, Message};
+use zbus::{Connection, DynamicType, Message, OwnedObjectPath};
 
 use crate::fleet::dbus::connect::{HANDSHAKE_TIMEOUT, Peer};
 use crate::fleet::dbus::errors::{CallError, LIMITS_EXCEEDED, TIMEOUT, UNKNOWN_METHOD, UNKNOWN_OBJECT};
 use crate::fleet::dbus::names::{
     INTERNAL_AGENT_INTERFACE, INTERNAL_AGENT_PATH, INTERNAL_MANAGER_INTERFACE, INTERNAL_MANAGER_PATH,
+    INTERNAL_PROXY_PATH,
 };
 use crate::fleet::dbus::values::{JobResult, JobState};
 use crate::fleet::liveness::{Liveness, Step};
-use crate::fleet::name::NodeName;
+use crate::fleet::name::{NodeName, escape};
 use crate::fleet::systemd::{Event, QueuedJob, UnitControl};
 
 use super::Settings;
 use super::call::{self, Call, SubscriptionCall};
+use super::proxies::Announcement;
+use super::proxy_service::ProxyService;
 use super::state::Jobs;
 
 /// Calls of the manager that are executed at the same time. A manager that exceeds this gets an
@@ -39,6 +42,8 @@ pub(super) struct Session<C> {
     calls: JoinSet<()>,
     /// Calls about subscriptions are executed in order.
     subscriptions: mpsc::UnboundedSender<(SubscriptionCall, Message)>,
+    proxies: Arc<ProxyService<C>>,
+    announcements: mpsc::UnboundedReceiver<Announcement>,
 }
 
 /// The context of a call.
@@ -104,7 +109,12 @@ impl<C: UnitControl> Context<C> {
 
 impl<C: UnitControl> Session<C> {
     /// Registers the agent on a new connection.
-    pub(super) async fn register(peer: Peer, name: &NodeName, control: Arc<C>) -> Result<Self, CallError> {
+    pub(super) async fn register(
+        peer: Peer,
+        name: &NodeName,
+        control: &Arc<C>,
+        proxies: &Arc<ProxyService<C>>,
+    ) -> Result<Self, CallError> {
         let connection = peer.connection.clone();
         let interface = Some(INTERNAL_MANAGER_INTERFACE);
         let body = (name.as_str(),);
@@ -113,11 +123,15 @@ impl<C: UnitControl> Session<C> {
         let late = |_| CallError::new(TIMEOUT, "the manager did not answer in time");
         timeout(HANDSHAKE_TIMEOUT, registering).await.map_err(late)??;
         let (queued_jobs, queued) = mpsc::unbounded_channel();
+        let control = Arc::clone(control);
         let context = Context { control, connection, jobs: Arc::default(), queued: queued_jobs };
         let mut calls = JoinSet::new();
         let (subscriptions, requests) = mpsc::unbounded_channel();
         calls.spawn(call::subscriptions(context.clone(), requests));
-        Ok(Self { peer, context, queued, calls, subscriptions })
+        let (announce, announcements) = mpsc::unbounded_channel();
+        calls.spawn(Arc::clone(proxies).connected(announce));
+        let proxies = Arc::clone(proxies);
+        Ok(Self { peer, context, queued, calls, subscriptions, proxies, announcements })
     }
 
     /// Runs until the connection ends, and returns the reason.
@@ -156,6 +170,7 @@ impl<C: UnitControl> Session<C> {
                         self.context.signal("JobDone", &(id, result.as_str())).await;
                     }
                 }
+                Some(announcement) = self.announcements.recv() => self.announce(announcement).await,
                 // While the manager reads slowly, the events wait.
                 () = activity.room(), if !activity.has_room() => {}
                 Some(event) = events.recv(), if activity.has_room() => self.event(event).await,
@@ -172,6 +187,12 @@ impl<C: UnitControl> Session<C> {
         }
         let header = message.header();
         let path = header.path().map(|path| path.as_str());
+        if path.is_some_and(|path| path.starts_with(INTERNAL_PROXY_PATH)) {
+            if self.proxies.manager_call(&message).is_none() {
+                warn!("invalid call of the manager about a proxy service");
+            }
+            return;
+        }
         let refused = if path != Some(INTERNAL_AGENT_PATH) {
             CallError::new(UNKNOWN_OBJECT, "the agent has no such object")
         } else if header.interface().is_some_and(|name| name.as_str() != INTERNAL_AGENT_INTERFACE) {
@@ -204,6 +225,34 @@ impl<C: UnitControl> Session<C> {
         self.context.reply(&message, Err::<(), _>(refused)).await;
     }
 
+    async fn announce(&self, announcement: Announcement) {
+        let path = |proxy: &str| {
+            let path = format!("{INTERNAL_PROXY_PATH}/{}", escape(proxy));
+            OwnedObjectPath::try_from(path).unwrap_or_default()
+        };
+        let context = &self.context;
+        match announcement {
+            Announcement::New { proxy, node, unit, dependents } => {
+                if !dependents.is_empty() {
+                    context.signal("ProxyDependents", &(path(&proxy), dependents)).await;
+                }
+                context.signal("ProxyNew", &(node, unit, path(&proxy))).await;
+            }
+            Announcement::Established { proxy, node, unit, instance } => {
+                context.signal("ProxyEstablished", &(node, unit, path(&proxy), instance)).await;
+            }
+            Announcement::Removed { proxy, node, unit } => {
+                context.signal("ProxyRemoved", &(node, unit, path(&proxy))).await;
+            }
+            Announcement::Failed { proxy, reason } => {
+                context.signal("ProxyFailed", &(path(&proxy), reason)).await;
+            }
+            Announcement::All { instance, deps } => {
+                context.signal("ProxiesAnnounced", &(instance, deps)).await;
+            }
+        }
+    }
+
     async fn event(&self, event: Event) {
         match event {
             Event::JobRunning(systemd_job) => {
@@ -233,7 +282,9 @@ mod tests {
         let peer = authenticated_peer(stream).await.unwrap();
         let (control, _events) = MemorySystemd::new(&[]);
         let began = Instant::now();
-        let refused = Session::register(peer, &"n1".parse().unwrap(), Arc::new(control)).await;
+        let control = Arc::new(control);
+        let proxies = Arc::new(ProxyService::new(Arc::clone(&control), None));
+        let refused = Session::register(peer, &"n1".parse().unwrap(), &control, &proxies).await;
         assert_eq!(refused.map(|_| ()).unwrap_err().name, TIMEOUT);
         assert_eq!(began.elapsed(), HANDSHAKE_TIMEOUT);
         drop(silent);

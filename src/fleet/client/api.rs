@@ -5,6 +5,9 @@ use zbus::{OwnedObjectPath, proxy};
 
 use crate::fleet::dbus::values::{NodeUnitRow, Properties, UnitFileChange, UnitRow};
 
+/// Source node, name, target node, unit, state, microseconds since 1970, reason.
+pub(super) type ProxyRow = (String, String, String, String, String, u64, String);
+
 #[proxy(
     interface = "org.containers.hirte.Manager",
     default_service = "org.containers.hirte",
@@ -16,6 +19,9 @@ pub(super) trait Manager {
 
     /// Returns the systemd units of all connected nodes.
     fn list_units(&self) -> zbus::Result<Vec<NodeUnitRow>>;
+
+    /// Returns all proxy services.
+    fn list_proxies(&self) -> zbus::Result<Vec<ProxyRow>>;
 
     fn create_monitor(&self) -> zbus::Result<OwnedObjectPath>;
 }

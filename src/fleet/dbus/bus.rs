@@ -31,12 +31,23 @@ impl Bus {
     /// # Errors
     /// If the address is invalid or the bus is not reachable.
     pub async fn connect(&self, reply_timeout: Duration) -> zbus::Result<Connection> {
-        let builder = match self {
+        self.builder().method_timeout(reply_timeout).build().await
+    }
+
+    /// Connects to the bus for calls that may take any time.
+    ///
+    /// # Errors
+    /// If the address is invalid or the bus is not reachable.
+    pub async fn connect_without_limit(&self) -> zbus::Result<Connection> {
+        self.builder().build().await
+    }
+
+    fn builder(&self) -> Builder<'_> {
+        match self {
             Self::System => Builder::system(),
             Self::User => Builder::session(),
             Self::Address(address) => Builder::address(address.as_str()),
-        };
-        builder.method_timeout(reply_timeout).build().await
+        }
     }
 }
 

@@ -20,10 +20,17 @@
 //!   of a matching unit, also if several members of the set match.
 //! - `UnitNew` precedes the first `UnitPropertiesChanged` of a unit that systemd has loaded while
 //!   subscribed. `UnitRemoved` follows the last.
+//! - After `Register` the agent announces its proxies with `ProxyNew`, after `ProxyDependents`, or with
+//!   `ProxyEstablished`; then it sends `ProxiesAnnounced`, and later changes as they happen. The object
+//!   of a proxy has the escaped name of its systemd unit. The manager calls `Ready` on it with the
+//!   target's instance of systemd and no text, or with the reason of a failure, and `TargetStopped`
+//!   when the proxy has ended.
 //! - Both sides send `Heartbeat` every two seconds. Any message proves that the peer is alive.
 
 mod agent;
 mod manager;
+mod proxy;
 
 pub use agent::AgentProxy;
 pub use manager::ManagerProxy;
+pub use proxy::ProxyProxy;

@@ -7,6 +7,9 @@ pub const MANAGER_PATH: &str = "/org/containers/hirte";
 pub const MANAGER_INTERFACE: &str = "org.containers.hirte.Manager";
 pub const MONITOR_INTERFACE: &str = "org.containers.hirte.Monitor";
 pub const NODE_INTERFACE: &str = "org.containers.hirte.Node";
+/// The agent's name on the bus of its machine. Its object has the path of the manager's.
+pub const AGENT_BUS_NAME: &str = "org.containers.hirte.Agent";
+pub const AGENT_INTERFACE: &str = "org.containers.hirte.Agent";
 pub const JOB_INTERFACE: &str = "org.containers.hirte.Job";
 
 /// The manager's object on the connection of an agent.

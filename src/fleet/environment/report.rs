@@ -6,19 +6,28 @@ use crate::fleet::manager::report::{FailedUnits, NodeReport};
 use crate::fleet::manager::{NodeRule, NodeRules};
 use crate::fleet::name::NodeName;
 use crate::model::MachineId;
+use crate::store::dependencies::Dependencies;
 use crate::store::fleet::{MAX_FAILED_NAMES, NodeRecord, NodeRecords};
 use crate::store::snapshot::Readable;
 
 /// Returns the nodes of an environment, and the machines whose names cannot be read. Such a machine
-/// keeps the node that it was before.
+/// keeps the node that it was before. If the permitted dependencies cannot be read, those that were
+/// read before stay in force.
 pub fn node_rules(
     names: &BTreeMap<MachineId, Readable<NodeName>>,
+    dependencies: Option<&Dependencies>,
     before: &NodeRules,
 ) -> (NodeRules, Vec<(MachineId, String)>) {
     let (mut rules, mut unreadable) = (NodeRules::new(), Vec::new());
     for (&machine, name) in names {
         match name {
-            Ok(name) => _ = rules.insert(name.clone(), NodeRule::of_machine(machine)),
+            Ok(name) => {
+                let may_depend_on = match dependencies {
+                    Some(all) => Some(all.get(name).cloned().unwrap_or_default()),
+                    None => before.get(name).and_then(|rule| rule.may_depend_on.clone()),
+                };
+                rules.insert(name.clone(), NodeRule { may_depend_on, ..NodeRule::of_machine(machine) });
+            }
             Err(problem) => {
                 let known = before.iter().find(|(_, rule)| rule.machine == Some(machine));
                 rules.extend(known.map(|(name, rule)| (name.clone(), rule.clone())));
@@ -68,16 +77,29 @@ mod tests {
     fn a_machine_with_an_unreadable_record_keeps_its_node() {
         let [first, second, third] = [0, 1, 2].map(MachineId::new);
         let names = [(first, Ok(name("web1"))), (second, Ok(name("1")))];
-        let (before, unreadable) = node_rules(&names.into(), &NodeRules::new());
+        let (before, unreadable) = node_rules(&names.into(), None, &NodeRules::new());
         assert_eq!(before.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["1", "web1"]);
         assert_eq!(unreadable, []);
         let broken = || Err("not JSON".to_owned());
         let names = [(first, broken()), (second, Ok(name("1"))), (third, broken())];
-        let (rules, unreadable) = node_rules(&names.into(), &before);
+        let (rules, unreadable) = node_rules(&names.into(), None, &before);
         assert_eq!(rules, before, "a machine that was never read is no node");
         assert_eq!(unreadable.len(), 2);
-        let (rules, _) = node_rules(&[(second, Ok(name("1")))].into(), &before);
+        let (rules, _) = node_rules(&[(second, Ok(name("1")))].into(), None, &before);
         assert_eq!(rules.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["1"], "web1 was removed");
+    }
+
+    #[test]
+    fn permitted_dependencies_stay_in_force_while_they_cannot_be_read() {
+        let names = || [(MachineId::new(0), Ok(name("web1")))].into();
+        let (unknown, _) = node_rules(&names(), None, &NodeRules::new());
+        assert_eq!(unknown[&name("web1")].may_depend_on, None);
+        let dependencies = Dependencies::from([(name("web1"), [name("db1")].into())]);
+        let (known, _) = node_rules(&names(), Some(&dependencies), &unknown);
+        assert_eq!(known[&name("web1")].may_depend_on, Some([name("db1")].into()));
+        assert_eq!(node_rules(&names(), None, &known).0, known);
+        let (none, _) = node_rules(&names(), Some(&Dependencies::new()), &known);
+        assert_eq!(none[&name("web1")].may_depend_on, Some([].into()));
     }
 
     #[test]

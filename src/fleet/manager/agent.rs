@@ -18,7 +18,7 @@ use crate::fleet::dbus::names;
 use crate::fleet::dbus::socket::Activity;
 use crate::fleet::dbus::values::{JobResult, JobState, Properties};
 use crate::fleet::liveness::{Liveness, Step};
-use crate::fleet::name::{NodeName, check_systemd_unit};
+use crate::fleet::name::{NodeName, check_systemd_unit, escape};
 
 /// The name in an operator's certificate.
 pub(super) const OPERATOR: &str = "operator";
@@ -48,8 +48,24 @@ impl Link {
     where
         B: serde::Serialize + zbus::DynamicType,
     {
-        let built = Message::method_call(names::INTERNAL_AGENT_PATH, method)
-            .interface(names::INTERNAL_AGENT_INTERFACE)
+        self.queue(names::INTERNAL_AGENT_PATH, names::INTERNAL_AGENT_INTERFACE, method, body);
+    }
+
+    /// Queues a call of the object of a proxy service.
+    pub(super) fn send_to_proxy<B>(&self, proxy: &str, method: &'static str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let path = format!("{}/{}", names::INTERNAL_PROXY_PATH, escape(proxy));
+        self.queue(&path, names::INTERNAL_PROXY_INTERFACE, method, body);
+    }
+
+    fn queue<B>(&self, path: &str, interface: &'static str, method: &'static str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let built = Message::method_call(path, method)
+            .interface(interface)
             .with_flags(Flags::NO_REPLY_EXPECTED)
             .build(body);
         if built.is_ok_and(|message| self.calls.try_send(message).is_err()) {
@@ -245,7 +261,7 @@ impl Manager {
                 check_systemd_unit(unit).ok()?;
                 state.monitors.unit_properties(name, unit, unit_state(&properties));
                 state.send_monitor_signals();
-                Vec::new()
+                state.proxy_unit_state(name, unit, Some(&properties))
             }
             "UnitNew" => {
                 let unit: &str = body.deserialize().ok()?;
@@ -257,9 +273,9 @@ impl Manager {
                 let unit: &str = body.deserialize().ok()?;
                 state.monitors.unit_removed(name, unit);
                 state.send_monitor_signals();
-                Vec::new()
+                state.proxy_unit_state(name, unit, None)
             }
-            _ => Vec::new(),
+            _ => state.proxy_signal(name, member, message)?,
         };
         state.take_ended(&self.0.metrics);
         drop(state);

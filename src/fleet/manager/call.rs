@@ -235,6 +235,7 @@ impl Manager {
             "ListUnits" => reply(&header, &self.list_all_units().await),
             "ListUnitFiles" => reply(&header, &self.list_all_unit_files().await),
             "ListNodes" => reply(&header, &self.list_nodes()),
+            "ListProxies" => reply(&header, &self.list_proxies()),
             "GetNode" => reply(&header, &node_path(&self.known_node(body.deserialize()?)?)),
             "CreateMonitor" => {
                 let id = self.state().monitors.create(caller.owner.clone())?;

@@ -13,6 +13,7 @@ mod node_call;
 mod object;
 mod operator;
 mod properties;
+mod proxy;
 pub mod report;
 mod state;
 
@@ -36,12 +37,14 @@ pub struct NodeRule {
     /// The machine that the node is. Its certificate may have the name with the machine's number
     /// instead of the node's own name.
     pub machine: Option<MachineId>,
+    /// The nodes on whose units those of this node may depend; `None` if that cannot be read.
+    pub may_depend_on: Option<BTreeSet<NodeName>>,
 }
 
 impl NodeRule {
     /// The rule for a machine of an environment.
     pub fn of_machine(machine: MachineId) -> Self {
-        Self { certificate: None, machine: Some(machine) }
+        Self { machine: Some(machine), ..Self::default() }
     }
 
     /// Whether a certificate with this name is that of the node.

@@ -54,6 +54,7 @@ impl Manager {
     /// Sends jobs whose callers already have a reply to their nodes.
     pub(super) fn run(&self, starts: Vec<Start>) {
         self.state().take_ended(&self.0.metrics);
+        self.wake_for_proxies();
         for start in starts {
             let manager = self.clone();
             tokio::spawn(async move {
@@ -67,6 +68,9 @@ impl Manager {
     pub(super) fn answered(&self, id: u32, reply: &Result<(), CallError>) {
         let now = tokio::time::Instant::now();
         let mut state = self.state();
+        if let Err(error) = reply {
+            state.proxies.job_refused(id, &error.message);
+        }
         let effects = match reply {
             Ok(()) => state.jobs.accepted(id, now),
             Err(error) if error.name == errors::TIMEOUT => state.jobs.unanswered(id, now),

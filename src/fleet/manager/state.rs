@@ -12,6 +12,7 @@ use super::client::{Client, Clients, Owner};
 use super::metrics::Metrics;
 use super::node_call::{Payload, Start};
 use super::object::{job_path, node_path};
+use super::proxy::ProxyState;
 use super::{Leadership, NodeRule, NodeRules};
 use crate::fleet::dbus::names;
 use crate::fleet::dbus::values::{JobResult, JobState, NodeStatus, Properties};
@@ -19,6 +20,7 @@ use crate::fleet::job::{self, Jobs};
 use crate::fleet::manager::agent::{Link, check_proof};
 use crate::fleet::monitor::{self, Monitors};
 use crate::fleet::name::NodeName;
+use crate::fleet::proxy::GRACE;
 use crate::model::OperatorName;
 use crate::runtime::clock::wall_ms;
 
@@ -50,6 +52,7 @@ pub(super) struct State {
     pub(super) jobs: Jobs<Payload, Instant>,
     pub(super) monitors: Monitors<Owner>,
     pub(super) clients: Clients,
+    pub(super) proxies: ProxyState,
     pub(super) leadership: Leadership,
     /// The operators besides the first one, whose certificates give the same rights.
     pub(super) operators: BTreeSet<OperatorName>,
@@ -67,6 +70,7 @@ impl State {
             jobs: Jobs::default(),
             monitors: Monitors::default(),
             clients: Clients::default(),
+            proxies: ProxyState::new(GRACE),
             leadership,
             operators: BTreeSet::new(),
             changes: watch::Sender::new(0),
@@ -113,6 +117,9 @@ impl State {
             }
             self.nodes.remove(&name);
         }
+        let permissions = rules.iter().map(|(name, rule)| (name.clone(), rule.may_depend_on.clone()));
+        let effects = self.proxies.proxies.set_rules(permissions.collect(), Instant::now());
+        starts.extend(self.proxy_effects(effects));
         for (name, rule) in rules {
             let node = self.nodes.entry(name.clone()).or_default();
             node.rule = rule;
@@ -138,8 +145,10 @@ impl State {
         if !ends {
             return Vec::new();
         }
+        let effects = self.proxies.proxies.clear();
+        let mut starts = self.proxy_effects(effects);
         let effects = self.jobs.stop(Instant::now());
-        let mut starts = self.job_effects(effects);
+        starts.extend(self.job_effects(effects));
         let links: Vec<(NodeName, Link)> =
             self.nodes.iter().filter_map(|(name, node)| Some((name.clone(), node.link.clone()?))).collect();
         for (name, link) in links {
@@ -159,6 +168,7 @@ impl State {
         self.status_changed(before);
         let effects = self.monitors.node_online(name);
         self.monitor_effects(effects);
+        self.proxies.proxies.node_online(name, Instant::now());
     }
 
     /// Handles the end of the connection `link` of an agent. An agent that has registered since
@@ -170,8 +180,10 @@ impl State {
         let silent_ms =
             u64::try_from(lost.activity.last_received().elapsed().as_millis()).unwrap_or(u64::MAX);
         node.last_seen_us = wall_ms().saturating_sub(silent_ms) * 1_000;
+        let effects = self.proxies.proxies.node_lost(name, Instant::now());
+        let mut starts = self.proxy_effects(effects);
         let ended = self.jobs.node_lost(name, Instant::now());
-        let starts = self.job_effects(ended);
+        starts.extend(self.job_effects(ended));
         self.monitors.node_lost(name);
         self.send_monitor_signals();
         self.node_changed(name);
@@ -215,6 +227,11 @@ impl State {
                         "JobRemoved",
                         &(id, job_path(id), node.as_str(), systemd_unit.as_str(), result.as_str()),
                     );
+                    if let Some(result) = self.proxies.job_ended(id, result) {
+                        let now = Instant::now();
+                        let effects = self.proxies.proxies.job_ended(&node, &systemd_unit, result, now);
+                        starts.extend(self.proxy_effects(effects));
+                    }
                 }
             }
         }

@@ -11,7 +11,8 @@ const MAX_ENDED: usize = 1_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed<I> {
     pub proxy: ProxyKey,
-    pub target: NodeUnit,
+    /// `None` if the name of the proxy has no valid one.
+    pub target: Option<NodeUnit>,
     pub state: ListedState,
     pub since: I,
     /// Why the proxy failed or stopped.
@@ -76,7 +77,7 @@ impl<I: Copy + Ord> Proxies<I> {
         let current = self.sources.iter().flat_map(|(source, of)| {
             of.proxies.iter().map(move |(name, proxy)| Listed {
                 proxy: (source.clone(), name.clone()),
-                target: proxy.target.clone(),
+                target: Some(proxy.target.clone()),
                 state: match proxy.phase {
                     Phase::Waiting { .. } => ListedState::Waiting,
                     Phase::Active { .. } => ListedState::Active,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::name::NodeName;
 use list::Ended;
 pub use list::{Listed, ListedState};
-use name::{dep_of, unit_of_dep};
+use name::unit_of_dep;
 use target::{Step, Target, Wanted};
 
 /// Proxies of one source. An agent that asks for more is refused.
@@ -34,8 +34,9 @@ pub type NodeUnit = (NodeName, String);
 /// A proxy service, by its source and its name there.
 pub type ProxyKey = (NodeName, String);
 
-/// All nodes, and those on whose units each of them may depend. A node may depend on itself.
-pub type Rules = BTreeMap<NodeName, BTreeSet<NodeName>>;
+/// All nodes, and those on whose units each of them may depend; `None` if that cannot be read. A node
+/// may depend on itself.
+pub type Rules = BTreeMap<NodeName, Option<BTreeSet<NodeName>>>;
 
 /// What a unit does, as far as dependencies are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +80,7 @@ pub enum Effect {
         target: NodeUnit,
     },
     /// Answer the source: the systemd instance on which the target became active, or the reason why
-    /// the proxy fails.
+    /// the proxy fails. Sources of active proxies get a new instance when there is one.
     Ready {
         proxy: ProxyKey,
         result: Result<u64, String>,
@@ -172,12 +173,12 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         let ended: Vec<(ProxyKey, String)> = self
             .all()
             .filter_map(|(source, name, proxy)| {
-                let refusal = self.refusal(source, &proxy.target)?;
+                let refusal = self.refusal(source, &proxy.target, false)?;
                 Some(((source.clone(), name.clone()), refusal))
             })
             .collect();
         for (proxy, refusal) in ended {
-            self.end(&proxy, &refusal, now, &mut effects);
+            self.end_all(vec![proxy], &refusal, now, &mut effects);
         }
         self.sources.retain(|source, _| self.rules.contains_key(source));
         self.settle_all(now, &mut effects);
@@ -221,7 +222,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.ended.remove(&proxy);
-        let refusal = self.refusal(&proxy.0, &target).or_else(|| self.excess(&proxy, &dependents));
+        let refusal = self.refusal(&proxy.0, &target, true).or_else(|| self.excess(&proxy, &dependents));
         if let Some(reason) = refusal.or_else(|| self.cycle(&proxy, &target, &dependents)) {
             self.fail(proxy.clone(), target, reason, now, &mut effects);
             self.remove(&proxy, now, &mut effects);
@@ -236,8 +237,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         let mut effects = Vec::new();
         self.ended.remove(&proxy);
         let none = BTreeSet::new();
-        if let Some(reason) = self.refusal(&proxy.0, &target).or_else(|| self.excess(&proxy, &none)) {
-            self.note_end(proxy.clone(), target, ListedState::Stopped, reason.clone(), now);
+        if let Some(reason) = self.refusal(&proxy.0, &target, false).or_else(|| self.excess(&proxy, &none)) {
+            self.note_end(proxy.clone(), Some(target), ListedState::Stopped, reason.clone(), now);
             effects.push(Effect::TargetStopped { proxy: proxy.clone(), reason });
             self.remove(&proxy, now, &mut effects);
             return effects;
@@ -279,8 +280,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     }
 
     /// Notes a failure that only the agent of the source knows.
-    pub fn failed_on_source(&mut self, proxy: ProxyKey, target: NodeUnit, reason: String, now: I) {
-        self.note_end(proxy, target, ListedState::Failed, reason, now);
+    pub fn failed_on_source(&mut self, proxy: ProxyKey, reason: String, now: I) {
+        self.note_end(proxy, None, ListedState::Failed, reason, now);
     }
 
     /// Handles a report about a unit that may be a target or a dep service.
@@ -344,7 +345,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             .map(|(source, name, proxy)| ((source.clone(), name.clone()), proxy.target.0.clone()))
             .collect();
         for (proxy, node) in late {
-            self.end(&proxy, &format!("node '{node}' is offline"), now, &mut effects);
+            self.end_all(vec![proxy], &format!("node '{node}' is offline"), now, &mut effects);
         }
         self.settle_all(now, &mut effects);
         effects
@@ -373,15 +374,24 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         found.map(|(source, name, proxy)| ((source.clone(), name.clone()), proxy))
     }
 
-    fn refusal(&self, source: &NodeName, (node, _): &NodeUnit) -> Option<String> {
+    /// Returns the reason to refuse a proxy. While the permissions cannot be read, only new proxies
+    /// are refused.
+    fn refusal(&self, source: &NodeName, (node, _): &NodeUnit, is_new: bool) -> Option<String> {
         if !self.rules.contains_key(node) {
             return Some(format!("the manager has no node '{node}'"));
         }
-        let is_allowed =
-            source == node || self.rules.get(source).is_some_and(|allowed| allowed.contains(node));
+        let allowed = match self.rules.get(source) {
+            _ if source == node => return None,
+            Some(None) if is_new => {
+                return Some(format!("the permissions of node '{source}' cannot be read"));
+            }
+            Some(None) => return None,
+            Some(Some(allowed)) => allowed.contains(node),
+            None => false,
+        };
         let hint = format!("`juju node allow {source} --on {node}`, or AllowDependenciesOn");
         let text = || format!("node '{source}' may not depend on node '{node}'; allow it with {hint}");
-        (!is_allowed).then(text)
+        (!allowed).then(text)
     }
 
     fn excess(&self, (source, name): &ProxyKey, dependents: &BTreeSet<String>) -> Option<String> {
@@ -426,29 +436,37 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         }
     }
 
-    /// Ends a proxy for a reason of its target or of the manager.
-    fn end(&mut self, key: &ProxyKey, reason: &str, now: I, effects: &mut Vec<Effect>) {
-        let Some(proxy) = self.sources.get(&key.0).and_then(|source| source.proxies.get(&key.1)) else {
-            return;
-        };
-        let (target, phase) = (proxy.target.clone(), proxy.phase);
-        match phase {
-            Phase::Waiting { .. } => self.fail(key.clone(), target, reason.to_owned(), now, effects),
-            Phase::Active { .. } => {
-                self.note_end(key.clone(), target, ListedState::Stopped, reason.to_owned(), now);
-                effects.push(Effect::TargetStopped { proxy: key.clone(), reason: reason.to_owned() });
+    /// Ends proxies for a reason of their target or of the manager. The caller settles the target.
+    fn end_all(&mut self, keys: Vec<ProxyKey>, reason: &str, now: I, effects: &mut Vec<Effect>) {
+        for key in keys {
+            let proxies = self.sources.get_mut(&key.0).map(|source| &mut source.proxies);
+            let Some(proxy) = proxies.and_then(|proxies| proxies.remove(&key.1)) else { continue };
+            let reason = reason.to_owned();
+            match proxy.phase {
+                Phase::Waiting { .. } => self.fail(key, proxy.target, reason, now, effects),
+                Phase::Active { .. } => {
+                    let state = ListedState::Stopped;
+                    self.note_end(key.clone(), Some(proxy.target), state, reason.clone(), now);
+                    effects.push(Effect::TargetStopped { proxy: key, reason });
+                }
             }
         }
-        self.remove(key, now, effects);
     }
 
     /// Answers a proxy that cannot become active.
     fn fail(&mut self, proxy: ProxyKey, target: NodeUnit, reason: String, now: I, effects: &mut Vec<Effect>) {
-        self.note_end(proxy.clone(), target, ListedState::Failed, reason.clone(), now);
+        self.note_end(proxy.clone(), Some(target), ListedState::Failed, reason.clone(), now);
         effects.push(Effect::Ready { proxy, result: Err(reason) });
     }
 
-    fn note_end(&mut self, proxy: ProxyKey, target: NodeUnit, state: ListedState, reason: String, now: I) {
+    fn note_end(
+        &mut self,
+        proxy: ProxyKey,
+        target: Option<NodeUnit>,
+        state: ListedState,
+        reason: String,
+        now: I,
+    ) {
         self.ended.add(Listed { proxy, target, state, since: now, reason });
     }
 
@@ -469,18 +487,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         effects: &mut Vec<Effect>,
     ) {
         match result {
-            Ok(()) => {
-                for (source, of) in &mut self.sources {
-                    for (name, proxy) in of.proxies.iter_mut().filter(|(_, proxy)| proxy.target == *key) {
-                        if matches!(proxy.phase, Phase::Waiting { .. }) {
-                            proxy.since = now;
-                            let proxy = (source.clone(), name.clone());
-                            effects.push(Effect::Ready { proxy, result: Ok(instance) });
-                        }
-                        proxy.phase = Phase::Active { instance };
-                    }
-                }
-            }
+            Ok(()) => self.is_active(key, instance, true, now, effects),
             Err(reason) => {
                 // Proxies whose target still runs are not affected.
                 let failed: Vec<ProxyKey> = self
@@ -492,9 +499,32 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
                     .map(|(proxy, _)| proxy)
                     .collect();
                 let reason = format!("{} on node {} did not start: {reason}", key.1, key.0);
-                for proxy in failed {
-                    self.end(&proxy, &reason, now, effects);
+                self.end_all(failed, &reason, now, effects);
+            }
+        }
+    }
+
+    /// Tells the sources of a target on which instance of systemd it is active; those that wait only if
+    /// a start has ended.
+    fn is_active(
+        &mut self,
+        key: &NodeUnit,
+        instance: u64,
+        was_started: bool,
+        now: I,
+        effects: &mut Vec<Effect>,
+    ) {
+        for (source, of) in &mut self.sources {
+            for (name, proxy) in of.proxies.iter_mut().filter(|(_, proxy)| proxy.target == *key) {
+                match proxy.phase {
+                    Phase::Active { instance: of } if of == instance => continue,
+                    Phase::Active { .. } => {}
+                    Phase::Waiting { .. } if was_started => proxy.since = now,
+                    Phase::Waiting { .. } => continue,
                 }
+                proxy.phase = Phase::Active { instance };
+                let proxy = (source.clone(), name.clone());
+                effects.push(Effect::Ready { proxy, result: Ok(instance) });
             }
         }
     }
@@ -516,6 +546,9 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
                 return;
             }
         };
+        if self.targets.get(key).is_some_and(Target::is_active) {
+            self.is_active(key, instance, false, now, effects);
+        }
         let Some(target) = self.targets.get_mut(key) else { return };
         let mut wanted = Wanted::default();
         for proxy in self.sources.values_mut().flat_map(|source| source.proxies.values_mut()) {
@@ -525,13 +558,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
                         *fail_at = None;
                         wanted.waiting += 1;
                     }
-                    Phase::Active { instance: of } => {
-                        if target.is_active() {
-                            *of = instance;
-                        }
-                        let count = if *of == instance { &mut wanted.active } else { &mut wanted.restarted };
-                        *count += 1;
-                    }
+                    Phase::Active { instance: of } if *of == instance => wanted.active += 1,
+                    Phase::Active { .. } => wanted.restarted += 1,
                 }
             }
         }
@@ -553,9 +581,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
                     .map(|(proxy, _)| proxy)
                     .collect();
                 let reason = format!("{} on node {} stopped", key.1, key.0);
-                for proxy in stopped {
-                    self.end(&proxy, &reason, now, effects);
-                }
+                self.end_all(stopped, &reason, now, effects);
+                self.settle(key, now, effects);
             }
         }
     }
@@ -578,11 +605,6 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         if !is_needed && self.targets.remove(key).is_some() {
             effects.push(Effect::Unwatch { target: key.clone() });
         }
-    }
-
-    /// Returns the name of the dep service of a target.
-    pub fn dep((_, systemd_unit): &NodeUnit) -> String {
-        dep_of(systemd_unit)
     }
 }
 

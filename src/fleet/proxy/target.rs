@@ -59,6 +59,9 @@ pub(super) struct Target<I> {
     unit: Option<Activity>,
     dep: Option<Activity>,
     job: Option<Job>,
+    /// Whether the dep service was started since it was stopped last. A report that it is inactive may
+    /// be older than the start, so only a stop proves that it is.
+    was_started: bool,
     second_look: Option<SecondLook<I>>,
     /// Sources that are not connected yet may need the dep service until then.
     pub(super) keep_until: Option<I>,
@@ -73,6 +76,7 @@ impl<I> Default for Target<I> {
             unit: None,
             dep: None,
             job: None,
+            was_started: false,
             second_look: None,
             keep_until: None,
             start_after: None,
@@ -107,7 +111,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Target<I> {
         match job {
             Job::Start if is_done => {}
             Job::Start => self.start_after = Some(now + RETRY),
-            Job::Stop if is_done => self.dep = Some(Activity::Inactive),
+            Job::Stop if is_done => (self.dep, self.was_started) = (Some(Activity::Inactive), false),
             Job::Stop => self.stop_after = Some(now + RETRY),
         }
         Some(job == Job::Start)
@@ -157,14 +161,14 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Target<I> {
     }
 
     fn start(&mut self) -> Step {
-        (self.job, self.second_look) = (Some(Job::Start), None);
+        (self.job, self.second_look, self.was_started) = (Some(Job::Start), None, true);
         Step::Start
     }
 
     fn unneeded(&mut self, now: I) -> Step {
         let must_wait = [self.keep_until, self.stop_after].into_iter().flatten().any(|until| now < until);
         match self.dep {
-            Some(Activity::Inactive) => Step::Forget,
+            Some(Activity::Inactive) if !self.was_started => Step::Forget,
             _ if must_wait => Step::None,
             _ => {
                 (self.job, self.keep_until) = (Some(Job::Stop), None);

@@ -33,7 +33,7 @@ fn connected() -> Core {
     let mut core = Core::new(GRACE);
     let bar = BTreeSet::from([node("bar")]);
     let rules = [("foo", bar.clone()), ("baz", bar.clone()), ("bar", BTreeSet::from([node("foo")]))];
-    core.set_rules(rules.map(|(name, allowed)| (node(name), allowed)).into(), at(0));
+    core.set_rules(rules.map(|(name, allowed)| (node(name), Some(allowed))).into(), at(0));
     for name in ["foo", "baz", "bar"] {
         core.node_online(&node(name), at(0));
         assert_eq!(core.announced(&node(name), 7, &[], at(0)), []);
@@ -181,7 +181,8 @@ fn a_target_node_that_returns_keeps_or_starts_its_deps() {
         effects.extend(report(&mut core, "db.service", unit, 500_001));
         assert_eq!(effects, expected, "{instance} {unit}");
         if instance == 8 {
-            assert_eq!(done(&mut core, 500_002), [], "an active proxy needs no answer");
+            let told = Effect::Ready { proxy: proxy("foo"), result: Ok(8) };
+            assert_eq!(done(&mut core, 500_002), [told], "a later stop is one on the new instance");
         } else if unit == "inactive" {
             core.tick(at(501_000));
             report(&mut core, "hirte-dep@db.service", "inactive", 501_000);
@@ -250,7 +251,12 @@ fn a_proxy_waits_for_a_target_node_for_a_bounded_time() {
 #[test]
 fn withdrawn_permission_ends_proxies() {
     let mut core = active();
-    let rules = ["foo", "bar", "baz"].map(|name| (node(name), BTreeSet::new()));
+    let all = ["foo", "bar", "baz"];
+    let unknown = all.map(|name| (node(name), None));
+    assert_eq!(core.set_rules(unknown.into(), at(8)), [], "nothing ends while the permissions are unknown");
+    let refused_now = core.requested(proxy("baz"), target("bar"), units(&[]), at(8));
+    assert_eq!(refused(&refused_now), "the permissions of node 'baz' cannot be read");
+    let rules = all.map(|name| (node(name), Some(BTreeSet::new())));
     let effects = core.set_rules(rules.into(), at(9));
     assert_eq!(stopped(&effects), [&proxy("foo")]);
     assert_eq!(effects[1], Effect::StopDep { target: target("bar") });

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
+use super::super::name::dep_of;
 use super::*;
 
 const NODES: usize = 3;
@@ -24,6 +25,8 @@ enum Happens {
         node: usize,
         fails: bool,
     },
+    /// The reports of a node arrive. The ends of jobs may arrive before them.
+    ReportsArrive(usize),
     ManagerRestarts,
     Passes(u64),
 }
@@ -39,6 +42,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => node().prop_map(Happens::UnitStops),
         1 => node().prop_map(Happens::DepStopped),
         4 => (node(), any::<bool>()).prop_map(|(node, fails)| Happens::JobEnds { node, fails }),
+        4 => node().prop_map(Happens::ReportsArrive),
         1 => Just(Happens::ManagerRestarts),
         3 => (0..20_000_u64).prop_map(Happens::Passes),
     ]
@@ -52,6 +56,8 @@ struct Machine {
     unit: bool,
     dep: bool,
     job: Option<bool>,
+    /// States of the unit and of the dep service that were not delivered yet.
+    reports: VecDeque<(bool, bool)>,
     /// The proxies of the agent: the target node, and the instance once they are active.
     proxies: BTreeMap<String, (usize, Option<u64>)>,
 }
@@ -84,7 +90,7 @@ impl World {
     fn core() -> Core {
         let mut core = Core::new(GRACE);
         let all: BTreeSet<NodeName> = (0..NODES).map(name).collect();
-        core.set_rules(all.iter().map(|node| (node.clone(), all.clone())).collect(), at(0));
+        core.set_rules(all.iter().map(|node| (node.clone(), Some(all.clone()))).collect(), at(0));
         core
     }
 
@@ -109,7 +115,11 @@ impl World {
                     let machine = &mut self.machines[index(&source)];
                     match (machine.is_linked, result) {
                         (false, _) => {}
-                        (true, Ok(instance)) => machine.proxies.get_mut(&proxy).unwrap().1 = Some(instance),
+                        (true, Ok(instance)) => {
+                            if let Some(known) = machine.proxies.get_mut(&proxy) {
+                                known.1 = Some(instance);
+                            }
+                        }
                         (true, Err(_)) => drop(machine.proxies.remove(&proxy)),
                     }
                     Vec::new()
@@ -135,17 +145,25 @@ impl World {
         Vec::new()
     }
 
+    /// Sends a report, which arrives later.
     fn report(&mut self, node: usize) -> Vec<Effect> {
-        let machine = &self.machines[node];
         let key = (name(node), "db.service".to_owned());
-        if !machine.is_linked || !self.watched.contains(&key) {
-            return Vec::new();
+        let machine = &mut self.machines[node];
+        if machine.is_linked && self.watched.contains(&key) {
+            machine.reports.push_back((machine.unit, machine.dep));
         }
+        Vec::new()
+    }
+
+    fn deliver(&mut self, node: usize) {
         let activity = |active| if active { Activity::Active } else { Activity::Inactive };
-        let (unit, dep) = (activity(machine.unit), activity(machine.dep));
-        let mut effects = self.core.unit_state(&key.0, &dep_of(&key.1), dep, self.now);
-        effects.extend(self.core.unit_state(&key.0, &key.1, unit, self.now));
-        effects
+        while let Some((unit, dep)) = self.machines[node].reports.pop_front() {
+            let name = name(node);
+            let effects = self.core.unit_state(&name, &dep_of("db.service"), activity(dep), self.now);
+            self.execute(effects);
+            let effects = self.core.unit_state(&name, "db.service", activity(unit), self.now);
+            self.execute(effects);
+        }
     }
 
     fn link(&mut self, node: usize) {
@@ -158,10 +176,10 @@ impl World {
         let report = self.report(node);
         self.execute(report);
         for (proxy, (on, instance)) in self.machines[node].proxies.clone() {
-            let (key, target) = ((name.clone(), proxy), self::target(&format!("n{on}")));
+            let (key, on) = ((name.clone(), proxy), target(&format!("n{on}")));
             let effects = match instance {
-                Some(instance) => self.core.established(key, target, instance, now),
-                None => self.core.requested(key, target, BTreeSet::new(), now),
+                Some(instance) => self.core.established(key, on, instance, now),
+                None => self.core.requested(key, on, BTreeSet::new(), now),
             };
             self.execute(effects);
         }
@@ -177,6 +195,7 @@ impl World {
             if let Some(is_start) = self.machines[node].job.take() {
                 self.finish(node, is_start);
             }
+            self.machines[node].reports.clear();
             let effects = self.core.node_lost(&name(node), self.now);
             self.execute(effects);
         }
@@ -240,6 +259,7 @@ impl World {
                 let effects = self.core.job_ended(&name(node), &dep_of("db.service"), result, self.now);
                 self.execute(effects);
             }
+            Happens::ReportsArrive(node) => self.deliver(node),
             Happens::ManagerRestarts => {
                 (0..NODES).for_each(|node| self.cut(node));
                 (self.core, self.watched) = (Self::core(), BTreeSet::new());
@@ -258,6 +278,7 @@ impl World {
         for _ in 0..100 {
             for node in 0..NODES {
                 self.apply(Happens::JobEnds { node, fails: false });
+                self.deliver(node);
             }
             match self.core.deadline() {
                 Some(deadline) => {
@@ -266,7 +287,7 @@ impl World {
                     let effects = self.core.tick(self.now);
                     self.execute(effects);
                 }
-                None if self.machines.iter().all(|machine| machine.job.is_none()) => return,
+                None if self.machines.iter().all(|it| it.job.is_none() && it.reports.is_empty()) => return,
                 None => {}
             }
         }

@@ -163,6 +163,16 @@ impl UnitControl for Systemd {
         Ok(manager.disable_unit_files(files, runtime).await?)
     }
 
+    async fn instance(&self) -> Result<u64, CallError> {
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
+        Ok(manager.userspace_timestamp().await?)
+    }
+
+    async fn is_stopping(&self) -> Result<bool, CallError> {
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
+        Ok(manager.system_state().await? == "stopping")
+    }
+
     async fn reload(&self) -> Result<(), CallError> {
         let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.reload().await?)

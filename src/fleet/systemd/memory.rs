@@ -406,6 +406,14 @@ impl UnitControl for MemorySystemd {
         Ok(())
     }
 
+    async fn instance(&self) -> Result<u64, CallError> {
+        Ok(1)
+    }
+
+    async fn is_stopping(&self) -> Result<bool, CallError> {
+        Ok(false)
+    }
+
     async fn reset_failed(&self, unit: Option<&str>) -> Result<(), CallError> {
         let mut state = self.lock();
         let names: Vec<String> = match unit {

@@ -164,6 +164,12 @@ pub trait UnitControl: Send + Sync + 'static {
         runtime: bool,
     ) -> impl Future<Output = Result<Vec<UnitFileChange>, CallError>> + Send;
 
+    /// Returns a number that differs between two runs of systemd.
+    fn instance(&self) -> impl Future<Output = Result<u64, CallError>> + Send;
+
+    /// Returns whether systemd itself stops, for a reboot for example.
+    fn is_stopping(&self) -> impl Future<Output = Result<bool, CallError>> + Send;
+
     /// Reads all unit files again.
     fn reload(&self) -> impl Future<Output = Result<(), CallError>> + Send;
 

@@ -46,7 +46,8 @@ pub(super) fn machine_line(machine: &Machine) -> String {
     }
 }
 
-fn quoted(text: &str) -> String {
+/// Returns a quoted identifier or label.
+pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
         match c {

@@ -36,8 +36,9 @@ impl Frame {
     }
 }
 
+/// Boxes in three columns, and lines between them.
 #[derive(Default)]
-struct Picture {
+pub(crate) struct Picture {
     frames: Vec<Frame>,
     links: Vec<(usize, usize)>,
     /// The height of each column so far.
@@ -45,12 +46,22 @@ struct Picture {
 }
 
 impl Picture {
-    fn add(&mut self, column: usize, lines: Vec<String>, colour: &'static str) -> usize {
+    /// Adds a box at the end of a column. Returns its number.
+    pub(crate) fn add(&mut self, column: usize, lines: Vec<String>, colour: &'static str) -> usize {
         let top = self.filled[column] + if self.filled[column] == 0 { MARGIN } else { GAP };
         let frame = Frame { column, top, lines, colour };
         self.filled[column] = top + frame.height();
         self.frames.push(frame);
         self.frames.len() - 1
+    }
+
+    /// Draws a line from one box to another.
+    pub(crate) fn link(&mut self, from: usize, to: usize) {
+        self.links.push((from, to));
+    }
+
+    pub(crate) fn drawn(&self) -> String {
+        drawn(self)
     }
 }
 
@@ -80,7 +91,7 @@ pub fn render(view: &View) -> String {
         }
         picture.filled[1] = picture.filled[1].max(picture.filled[0]);
     }
-    drawn(&picture)
+    picture.drawn()
 }
 
 /// The text in a unit's box.

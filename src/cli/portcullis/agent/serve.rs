@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use tokio::sync::watch;
 
 use super::Args;
-use crate::cli::args::agent::part_of;
+use crate::cli::args::agent::{agents_dir, part_of, proxies_file};
 use crate::cli::error::{Usage, parse_arg};
 use crate::fleet::address::ManagerAddress;
 use crate::fleet::agent::{Agent, Settings};
@@ -26,7 +26,8 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
     let settings = settings(args)?;
     let (control, events) = Systemd::connect(Bus::parse(&args.bus));
-    let agent = Agent::new(settings, control, events);
+    let file = proxies_file(args.state_dir.clone().or_else(agents_dir), &settings.name);
+    let agent = Agent::new(settings, control, events).with_proxies(Bus::parse(&args.bus), file);
     service.start("agent", OnEnd::StopOthers, |stop| agent.run(stop).map(Ok));
     service.run().await
 }

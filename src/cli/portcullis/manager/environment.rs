@@ -118,6 +118,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let data = up::data_dir(&target.environment, None)?;
     let default = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
     let role = ManagerRole::open(target, args.listen.unwrap_or(default), &data)?;
+    role.manager.set_proxy_grace(args.proxy_grace()?);
     let socket = args.socket.as_deref().map(bind_unix).transpose()?;
     let bus = args.connect_bus().await?;
     let registry = Registry::default();

@@ -70,7 +70,8 @@ fn node_rules(file: &ManagerFile) -> anyhow::Result<NodeRules> {
     let mut rules = NodeRules::new();
     for (name, settings) in &file.nodes {
         let certificate = settings.certificate.as_deref().map(read_certificate).transpose()?;
-        rules.insert(name.clone(), NodeRule { certificate, machine: None });
+        let may_depend_on = Some(settings.may_depend_on.clone());
+        rules.insert(name.clone(), NodeRule { certificate, machine: None, may_depend_on });
     }
     Ok(rules)
 }
@@ -95,6 +96,7 @@ pub(super) async fn run(args: &Args, config: &Path) -> anyhow::Result<()> {
     let hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     let file = read_config(config)?;
     let manager = Manager::new(timing(&file), Leadership::Leading);
+    manager.set_proxy_grace(args.proxy_grace()?);
     manager.set_nodes(node_rules(&file)?);
     if let Some(level) = file.log_level {
         logging::set_level(level);

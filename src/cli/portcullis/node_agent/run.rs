@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::cli::args::agent::part_of;
+use crate::cli::args::agent::{agents_dir, part_of, proxies_file};
 use crate::fleet::agent::{Agent, Settings};
 use crate::fleet::dbus::bus::Bus;
 use crate::fleet::dbus::connect::Security;
@@ -61,7 +61,8 @@ impl NodeAgent {
         };
         info!(node = %name, bus = %self.bus, "systemd is controlled by the environment's manager");
         let (found, managers) = watch::channel(Vec::new());
-        let (control, events) = Systemd::connect(self.bus);
+        let (control, events) = Systemd::connect(self.bus.clone());
+        let file = proxies_file(agents_dir(), &name);
         let settings = Settings {
             name,
             managers,
@@ -71,7 +72,7 @@ impl NodeAgent {
             jitter: part_of,
         };
         tokio::select! {
-            () = Agent::new(settings, control, events).run(stop) => {}
+            () = Agent::new(settings, control, events).with_proxies(self.bus, file).run(stop) => {}
             () = follow_manager(tree, self.host, found) => {}
         }
     }

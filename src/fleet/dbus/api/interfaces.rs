@@ -62,6 +62,15 @@ pub const MANAGER: Interface = Interface {
             &[("nodes", "a(sos)")],
             "Returns name, object path and status of every node.",
         ),
+        method(
+            "ListProxies",
+            Reads,
+            &[],
+            &[("proxies", "a(sssssts)")],
+            "Returns all proxy services, and those that failed or ended: source node, name, target node, \
+             unit, state (`waiting`, `active`, `failed` or `stopped`), since when in microseconds since \
+             1970, and the reason of a failure or an end.",
+        ),
         method("GetNode", Reads, &[NAME], &[("path", "o")], "Returns the object path of a node."),
         method(
             "CreateMonitor",

@@ -96,8 +96,32 @@ pub trait Agent {
     #[zbus(signal)]
     fn unit_removed(&self, unit: &str) -> zbus::Result<()>;
 
+    /// Announces the units that cannot start before the proxy, which `ProxyNew` announces next.
+    #[zbus(signal)]
+    fn proxy_dependents(&self, proxy: OwnedObjectPath, units: Vec<String>) -> zbus::Result<()>;
+
+    /// Announces a proxy that waits for a unit of another node.
     #[zbus(signal)]
     fn proxy_new(&self, node: &str, unit: &str, proxy: OwnedObjectPath) -> zbus::Result<()>;
+
+    /// Announces a proxy that became active before, on this instance of the target's systemd.
+    #[zbus(signal)]
+    fn proxy_established(
+        &self,
+        node: &str,
+        unit: &str,
+        proxy: OwnedObjectPath,
+        instance: u64,
+    ) -> zbus::Result<()>;
+
+    /// Reports a proxy that failed before it could be announced.
+    #[zbus(signal)]
+    fn proxy_failed(&self, proxy: OwnedObjectPath, reason: &str) -> zbus::Result<()>;
+
+    /// Ends the announcements on a new connection: the node's instance of systemd, and the dep
+    /// services that run.
+    #[zbus(signal)]
+    fn proxies_announced(&self, instance: u64, deps: Vec<String>) -> zbus::Result<()>;
 
     #[zbus(signal)]
     fn proxy_removed(&self, node: &str, unit: &str, proxy: OwnedObjectPath) -> zbus::Result<()>;

@@ -1,0 +1,69 @@
+//! Units that the manager itself has to know about, besides those that clients subscribe to. Pure.
+
+use super::{Effect, Monitors, Scope};
+use crate::fleet::name::NodeName;
+
+impl<O> Monitors<O> {
+    /// Lets the agent of a node report a unit until [`Self::release_unit`] is called as often.
+    pub fn hold_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
+        *self.wanted.entry((Scope::Node(node.clone()), systemd_unit.to_owned())).or_default() += 1;
+        self.refresh_unit(node, systemd_unit)
+    }
+
+    pub fn release_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
+        self.release_pattern(&Scope::Node(node.clone()), systemd_unit.to_owned())
+    }
+
+    /// Lets the agent of a node report a unit again.
+    pub fn refresh_unit(&self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
+        let (node, pattern) = (node.clone(), systemd_unit.to_owned());
+        let is_online = self.online.contains(&node);
+        is_online.then_some(Effect::SubscribeOnNode { node, pattern }).into_iter().collect()
+    }
+
+    /// Counts a pattern less. Agents stop reporting those that nothing else needs.
+    pub(super) fn release_pattern(&mut self, scope: &Scope, pattern: String) -> Vec<Effect> {
+        let key = (scope.clone(), pattern);
+        if let Some(count) = self.wanted.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.wanted.remove(&key);
+            }
+        }
+        let pattern = key.1;
+        let unneeded = self.online.iter().filter(|node| scope.contains(node));
+        let unneeded = unneeded.filter(|node| !self.is_wanted(node, &pattern));
+        let unsubscribe =
+            |node: &NodeName| Effect::UnsubscribeOnNode { node: node.clone(), pattern: pattern.clone() };
+        unneeded.map(unsubscribe).collect()
+    }
+
+    pub(super) fn is_wanted(&self, node: &NodeName, pattern: &str) -> bool {
+        [Scope::AllNodes, Scope::Node(node.clone())]
+            .into_iter()
+            .any(|scope| self.wanted.contains_key(&(scope, pattern.to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_unit_is_reported_until_nothing_needs_it() {
+        let mut monitors = Monitors::<u32>::default();
+        let node: NodeName = "n1".parse().unwrap();
+        let (unit, pattern) = ("a.service", "a.service".to_owned());
+        assert_eq!(monitors.hold_unit(&node, unit), [], "offline");
+        let subscribe = [Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() }];
+        assert_eq!(monitors.node_online(&node), subscribe);
+        let monitor = monitors.create(1).unwrap();
+        let scope = Scope::Node(node.clone());
+        let (id, _) = monitors.subscribe(&1, monitor, scope, std::slice::from_ref(&pattern)).unwrap();
+        assert_eq!(monitors.hold_unit(&node, unit), subscribe);
+        assert_eq!(monitors.release_unit(&node, unit), []);
+        assert_eq!(monitors.unsubscribe(&1, monitor, id).unwrap(), []);
+        let unsubscribe = [Effect::UnsubscribeOnNode { node: node.clone(), pattern }];
+        assert_eq!(monitors.release_unit(&node, unit), unsubscribe);
+    }
+}
