@@ -19,6 +19,8 @@ mod foreign;
 mod losses;
 mod machine;
 mod node;
+mod proxies;
+mod proxy_losses;
 mod restarts;
 mod security;
 mod tutorial;

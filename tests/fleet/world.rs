@@ -39,7 +39,9 @@ impl World {
         let nodes = machines.split_off(1);
         let manager = machines.remove(0);
         write_files(&manager);
-        fs::write(manager.file("manager.ini"), "[hirte]\nAllowedNodeNames=n1,n2,n3,absent\n").unwrap();
+        let config = "[hirte]\nAllowedNodeNames=n1,n2,n3,absent\n[node n1]\nAllowDependenciesOn=n2\n\
+                      [node n3]\nAllowDependenciesOn=n2\n";
+        fs::write(manager.file("manager.ini"), config).unwrap();
         let bus = format!("/proc/{}/root/etc/dbus-1/system.d/hirte.conf", manager.systemd());
         fs::write(bus, policy(None)).unwrap();
         manager.run(&["systemctl", "reload", "dbus.service"]);
@@ -68,9 +70,10 @@ impl World {
     }
 }
 
-fn service(command: &str) -> String {
+pub(crate) fn service(command: &str) -> String {
     format!(
         "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/opt/portcullis/{command}\n\
+         Environment=XDG_DATA_HOME=/var/lib\n\
          Restart=always\nRestartSec=0\n[Install]\nWantedBy=multi-user.target\n"
     )
 }
