@@ -3,12 +3,16 @@
 //! that was sent to the monitor is not sent again. Signals wait until the client has room for them;
 //! a later change of a unit replaces one that waits, so the last state is always sent. Pure.
 
+mod wanted;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::dbus::values::Reason;
 use super::name::NodeName;
 use crate::model::Glob;
+pub use wanted::MAX_PATTERNS;
+use wanted::Wanted;
 
 /// Limits of one client.
 pub const MAX_MONITORS: usize = 64;
@@ -72,6 +76,8 @@ pub enum Refused {
     TooManyMonitors,
     #[error("a client may subscribe to at most {MAX_SUBSCRIPTIONS} names or patterns")]
     TooManySubscriptions,
+    #[error("all clients together may subscribe to at most {MAX_PATTERNS} names or patterns on one node")]
+    TooManyPatterns,
 }
 
 #[derive(Debug)]
@@ -188,8 +194,7 @@ pub struct Monitors<O> {
     last_subscription: u32,
     monitors: BTreeMap<u32, Monitor<O>>,
     online: BTreeSet<NodeName>,
-    /// How many subscriptions need a pattern on a scope.
-    wanted: BTreeMap<(Scope, String), usize>,
+    wanted: Wanted,
     /// The observed units of each node that is online, and whether systemd has loaded the unit and
     /// its properties were not reported yet.
     units: BTreeMap<NodeName, BTreeMap<String, bool>>,
@@ -206,7 +211,7 @@ impl<O> Default for Monitors<O> {
             last_subscription: 0,
             monitors: BTreeMap::new(),
             online: BTreeSet::new(),
-            wanted: BTreeMap::new(),
+            wanted: Wanted::default(),
             units: BTreeMap::new(),
             waiting: BTreeSet::new(),
             last_taken: 0,
@@ -274,7 +279,7 @@ impl<O: Clone + Eq> Monitors<O> {
     /// them is sent to the monitor as if it had not been sent before.
     ///
     /// # Errors
-    /// If the client has no such monitor, or too many subscriptions.
+    /// If the client has no such monitor, or there are too many subscriptions.
     pub fn subscribe(
         &mut self,
         owner: &O,
@@ -289,11 +294,14 @@ impl<O: Clone + Eq> Monitors<O> {
         if all + patterns.len() > MAX_SUBSCRIPTIONS {
             return Err(Refused::TooManySubscriptions);
         }
+        if !self.wanted.has_room(&scope, patterns) {
+            return Err(Refused::TooManyPatterns);
+        }
         self.last_subscription = self.last_subscription.wrapping_add(1);
         let id = self.last_subscription;
         let mut effects = Vec::new();
         for pattern in patterns {
-            *self.wanted.entry((scope.clone(), pattern.clone())).or_default() += 1;
+            self.wanted.add(&scope, pattern);
             for node in self.online.iter().filter(|node| scope.contains(node)) {
                 effects.push(Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() });
             }
@@ -344,11 +352,9 @@ impl<O: Clone + Eq> Monitors<O> {
     /// The agent of a node registered: it reports everything that subscriptions ask for.
     pub fn node_online(&mut self, node: &NodeName) -> Vec<Effect> {
         self.online.insert(node.clone());
-        let wanted = self.wanted.keys().filter(|(scope, _)| scope.contains(node));
-        let patterns: BTreeSet<&String> = wanted.map(|(_, pattern)| pattern).collect();
         let subscribe =
             |pattern: &String| Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() };
-        patterns.into_iter().map(subscribe).collect()
+        self.wanted.on(node).into_iter().map(subscribe).collect()
     }
 
     /// A node is lost or was removed: its units are removed from all monitors.
@@ -452,27 +458,14 @@ impl<O: Clone + Eq> Monitors<O> {
     fn release(&mut self, gone: Subscription) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (pattern, _) in gone.patterns {
-            let key = (gone.scope.clone(), pattern);
-            if let Some(count) = self.wanted.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    self.wanted.remove(&key);
-                }
-            }
-            let (scope, pattern) = key;
-            for node in self.online.iter().filter(|node| scope.contains(node)) {
-                if !self.is_wanted(node, &pattern) {
+            self.wanted.remove(&gone.scope, &pattern);
+            for node in self.online.iter().filter(|node| gone.scope.contains(node)) {
+                if !self.wanted.is_wanted(node, &pattern) {
                     effects.push(Effect::UnsubscribeOnNode { node: node.clone(), pattern: pattern.clone() });
                 }
             }
         }
         effects
-    }
-
-    fn is_wanted(&self, node: &NodeName, pattern: &str) -> bool {
-        [Scope::AllNodes, Scope::Node(node.clone())]
-            .into_iter()
-            .any(|scope| self.wanted.contains_key(&(scope, pattern.to_owned())))
     }
 }
 

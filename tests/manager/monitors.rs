@@ -115,3 +115,27 @@ async fn subscriptions_and_monitors_of_a_client_are_limited() {
     let other = world.client().await;
     monitor(&other).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_with_thousands_of_subscriptions_registers_and_stays_online() {
+    let world = World::start(&["n1"]).await;
+    let mut clients = Vec::new();
+    for at in 0..5 {
+        let client = world.client().await;
+        let path = monitor(&client).await;
+        let patterns: Vec<String> = (0..1_000).map(|pattern| format!("c{at}-{pattern}.service")).collect();
+        client.call(&path, "SubscribeList", &("*", patterns)).await.unwrap();
+        clients.push((client, path));
+    }
+    let agent = Agent::register(&world.tcp, "n1").await.unwrap();
+    agent.called("Subscribe c4-999.service").await;
+    agent.set_unit("c4-999.service", "active").await;
+    let (client, _) = &mut clients[4];
+    assert_eq!(change(client).await, expected("n1", "c4-999.service", "active"));
+    // While the node is online, thousands of changes at once do not end its connection either.
+    let (client, path) = &clients[0];
+    client.call(path, "Close", &()).await.unwrap();
+    agent.called("Unsubscribe c0-999.service").await;
+    let status = client.property::<String>(&crate::world::node_path("n1"), "Node", "Status").await;
+    assert_eq!(status, "online");
+}

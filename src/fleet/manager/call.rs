@@ -94,9 +94,9 @@ impl From<monitor::Refused> for CallError {
         let name = match error {
             monitor::Refused::NoSuchMonitor => errors::UNKNOWN_OBJECT,
             monitor::Refused::NoSuchSubscription => errors::NO_SUCH_SUBSCRIPTION,
-            monitor::Refused::TooManyMonitors | monitor::Refused::TooManySubscriptions => {
-                errors::LIMITS_EXCEEDED
-            }
+            monitor::Refused::TooManyMonitors
+            | monitor::Refused::TooManySubscriptions
+            | monitor::Refused::TooManyPatterns => errors::LIMITS_EXCEEDED,
         };
         Self::new(name, error.to_string())
     }

@@ -14,6 +14,7 @@ mod object;
 mod operator;
 mod properties;
 pub mod report;
+mod requests;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
