@@ -185,6 +185,15 @@ impl Client {
         soon(member, called).await.map_err(CallError::from)
     }
 
+    /// Sends a call, whose reply is ignored.
+    pub(crate) async fn send<B>(&self, path: &str, member: &str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let call = Message::method_call(path, member).destination(BUS_NAME);
+        self.connection.send(&call.build(body).unwrap()).await.unwrap();
+    }
+
     /// Calls a method that returns a job.
     pub(crate) async fn job(
         &self,
