@@ -33,13 +33,13 @@ pub(crate) async fn soon<T>(what: &str, wanted: impl Future<Output = T>) -> T {
 }
 
 /// A `dbus-daemon` that lets every user own and call everything: the manager decides.
-struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Daemon {
-    fn start(dir: &TempDir) -> Self {
+    pub(crate) fn start(dir: &TempDir) -> Self {
         let config = dir.path().join("bus.conf");
         let socket = dir.path().join("bus");
         let text = format!(

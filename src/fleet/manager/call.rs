@@ -360,11 +360,11 @@ impl Manager {
         let link = self.link(node)?;
         let forwarded = if method.name == "GetUnitProperties" && header.signature().to_string() == "s" {
             let unit: &str = body.deserialize()?;
-            forward(node, &link, method.name, Some(&Structure::from((unit, ""))), call).await
+            forward(node, &link, method, Some(&Structure::from((unit, ""))), call).await
         } else if body.is_empty() {
-            forward(node, &link, method.name, None, call).await
+            forward(node, &link, method, None, call).await
         } else {
-            forward(node, &link, method.name, Some(&body.deserialize()?), call).await
+            forward(node, &link, method, Some(&body.deserialize()?), call).await
         };
         forwarded.map(Answer::Reply)
     }
