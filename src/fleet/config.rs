@@ -10,7 +10,7 @@ use super::dbus::names::DEFAULT_PORT;
 use super::ini::{Entry, LineError, Section, parse};
 use super::liveness::{HEARTBEAT_INTERVAL, SILENCE_LIMIT};
 use super::name::NodeName;
-use crate::model::InvalidName;
+use crate::model::{InvalidName, is_reserved_name};
 
 /// The accepted heartbeat intervals. Shorter ones overload the network, and longer ones detect a
 /// loss too late.
@@ -43,8 +43,8 @@ pub struct ManagerFile {
 /// A `[node NAME]` section.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeSettings {
-    /// The PEM file with the certificate that the node has to present.
-    pub certificate: Option<PathBuf>,
+    /// The PEM file with the certificate that the node has to present, and the line that names it.
+    pub certificate: Option<(PathBuf, usize)>,
     pub may_depend_on: BTreeSet<NodeName>,
 }
 
@@ -94,7 +94,7 @@ impl ManagerFile {
                 "Certificate" if entry.value.is_empty() => {
                     return Err(LineError::new(entry.line, "Certificate: expected the path of a PEM file"));
                 }
-                "Certificate" => node.certificate = Some(PathBuf::from(&entry.value)),
+                "Certificate" => node.certificate = Some((PathBuf::from(&entry.value), entry.line)),
                 "AllowDependenciesOn" => node.may_depend_on.extend(names(entry)?),
                 _ => return Err(unknown_key(entry)),
             }
@@ -159,7 +159,7 @@ impl AgentFile {
 /// Reads the name of a node. Names of roles are refused, because certificates with these names have
 /// other rights.
 fn node_name(text: &str) -> Result<NodeName, String> {
-    if ["operator", "controller", "keeper"].contains(&text) {
+    if is_reserved_name(text) {
         return Err(format!("the name '{text}' is reserved"));
     }
     text.parse().map_err(|error: InvalidName| error.to_string())

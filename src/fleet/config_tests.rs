@@ -30,7 +30,7 @@ fn a_file_of_hirte_is_read() {
     let names: Vec<&str> = read.nodes.keys().map(NodeName::as_str).collect();
     assert_eq!(names, ["n1", "n2", "n4", "node-3"]);
     let n1 = &read.nodes[&"n1".parse::<NodeName>().unwrap()];
-    assert_eq!(n1.certificate, Some(PathBuf::from("/etc/hirte/n1.pem")));
+    assert_eq!(n1.certificate, Some((PathBuf::from("/etc/hirte/n1.pem"), 12)));
     let on: Vec<&str> = n1.may_depend_on.iter().map(NodeName::as_str).collect();
     assert_eq!(on, ["n2", "node-3"]);
     let bluechi = MANAGER.replace("[hirte]", "[bluechi-controller]").replace("ManagerPort", "ControllerPort");
@@ -47,6 +47,8 @@ fn errors_of_a_managers_file_name_the_line() {
             "[hirte]\nAllowedNodeNames=a, operator",
             "line 2: AllowedNodeNames: the name 'operator' is reserved",
         ),
+        ("[node operator-ann]", "line 1: the name 'operator-ann' is reserved"),
+        ("[node localhost]", "line 1: the name 'localhost' is reserved"),
         ("[hirte]\nHeartbeatInterval=0", "line 2: HeartbeatInterval: expected milliseconds, 100 to 600000"),
         ("[hirte]\nLogLevel=LOUD", "line 2: LogLevel: expected DEBUG, INFO, WARN or ERROR"),
         ("[hirte]\nPort=1", "line 2: unknown key 'Port'"),

@@ -4,6 +4,7 @@
 //! a later change of a unit replaces one that waits, so the last state is always sent. Pure.
 
 mod hold;
+mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use std::sync::Arc;
 use super::dbus::values::Reason;
 use super::name::NodeName;
 use crate::model::Glob;
+pub use wanted::MAX_PATTERNS;
+use wanted::Wanted;
 
 /// Limits of one client.
 pub const MAX_MONITORS: usize = 64;
@@ -74,6 +77,8 @@ pub enum Refused {
     TooManyMonitors,
     #[error("a client may subscribe to at most {MAX_SUBSCRIPTIONS} names or patterns")]
     TooManySubscriptions,
+    #[error("all clients together may subscribe to at most {MAX_PATTERNS} names or patterns on one node")]
+    TooManyPatterns,
 }
 
 #[derive(Debug)]
@@ -190,8 +195,7 @@ pub struct Monitors<O> {
     last_subscription: u32,
     monitors: BTreeMap<u32, Monitor<O>>,
     online: BTreeSet<NodeName>,
-    /// How many subscriptions need a pattern on a scope.
-    wanted: BTreeMap<(Scope, String), usize>,
+    wanted: Wanted,
     /// The observed units of each node that is online, and whether systemd has loaded the unit and
     /// its properties were not reported yet.
     units: BTreeMap<NodeName, BTreeMap<String, bool>>,
@@ -208,7 +212,7 @@ impl<O> Default for Monitors<O> {
             last_subscription: 0,
             monitors: BTreeMap::new(),
             online: BTreeSet::new(),
-            wanted: BTreeMap::new(),
+            wanted: Wanted::default(),
             units: BTreeMap::new(),
             waiting: BTreeSet::new(),
             last_taken: 0,
@@ -276,7 +280,7 @@ impl<O: Clone + Eq> Monitors<O> {
     /// them is sent to the monitor as if it had not been sent before.
     ///
     /// # Errors
-    /// If the client has no such monitor, or too many subscriptions.
+    /// If the client has no such monitor, or there are too many subscriptions.
     pub fn subscribe(
         &mut self,
         owner: &O,
@@ -291,11 +295,14 @@ impl<O: Clone + Eq> Monitors<O> {
         if all + patterns.len() > MAX_SUBSCRIPTIONS {
             return Err(Refused::TooManySubscriptions);
         }
+        if !self.wanted.has_room(&scope, patterns) {
+            return Err(Refused::TooManyPatterns);
+        }
         self.last_subscription = self.last_subscription.wrapping_add(1);
         let id = self.last_subscription;
         let mut effects = Vec::new();
         for pattern in patterns {
-            *self.wanted.entry((scope.clone(), pattern.clone())).or_default() += 1;
+            self.wanted.add(&scope, pattern);
             for node in self.online.iter().filter(|node| scope.contains(node)) {
                 effects.push(Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() });
             }
@@ -346,11 +353,9 @@ impl<O: Clone + Eq> Monitors<O> {
     /// The agent of a node registered: it reports everything that subscriptions ask for.
     pub fn node_online(&mut self, node: &NodeName) -> Vec<Effect> {
         self.online.insert(node.clone());
-        let wanted = self.wanted.keys().filter(|(scope, _)| scope.contains(node));
-        let patterns: BTreeSet<&String> = wanted.map(|(_, pattern)| pattern).collect();
         let subscribe =
             |pattern: &String| Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() };
-        patterns.into_iter().map(subscribe).collect()
+        self.wanted.on(node).into_iter().map(subscribe).collect()
     }
 
     /// A node is lost or was removed: its units are removed from all monitors.

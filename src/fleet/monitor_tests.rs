@@ -184,7 +184,7 @@ fn agents_stop_reporting_when_no_subscription_needs_a_pattern() {
     assert_eq!(none, Err(Refused::NoSuchSubscription));
     subscribe(&mut all, monitor, Scope::AllNodes, "b");
     assert_eq!(shown(&all.close_all(&"c")), ["n1 unsubscribe b", "n2 unsubscribe b"]);
-    assert!(all.monitors.is_empty() && all.wanted.is_empty());
+    assert!(all.monitors.is_empty() && all.wanted.on(&node("n1")).is_empty());
 }
 
 #[test]
@@ -432,6 +432,35 @@ impl World {
             Event::Room(n) => drop(self.room(OWNERS[usize::from(n)])),
         }
     }
+}
+
+#[test]
+fn the_patterns_of_all_clients_on_one_node_are_limited() {
+    let mut all = online();
+    let client = |at: usize| Box::leak(format!("c{at}").into_boxed_str()) as &'static str;
+    let patterns = |at: usize, count: usize| -> Vec<String> {
+        (0..count).map(|pattern| format!("{at}-{pattern}.service")).collect()
+    };
+    let fill = |all: &mut All, scope: &Scope, at: usize, count: usize| {
+        let id = all.create(client(at)).unwrap();
+        all.subscribe(&client(at), id, scope.clone(), &patterns(at, count)).map(|_| ())
+    };
+    let (everywhere, n1, n2) = (Scope::AllNodes, Scope::Node(node("n1")), Scope::Node(node("n2")));
+    let rest = MAX_PATTERNS % MAX_SUBSCRIPTIONS;
+    for at in 0..MAX_PATTERNS / MAX_SUBSCRIPTIONS {
+        assert_eq!(fill(&mut all, &n1, at, MAX_SUBSCRIPTIONS), Ok(()));
+    }
+    assert_eq!(fill(&mut all, &everywhere, 100, rest), Ok(()));
+    for scope in [&everywhere, &n1] {
+        assert_eq!(fill(&mut all, scope, 101, 1), Err(Refused::TooManyPatterns));
+    }
+    // Other nodes have room, and patterns that are subscribed to already need none.
+    assert_eq!(fill(&mut all, &n2, 101, 1), Ok(()));
+    let id = all.create("other").unwrap();
+    assert!(all.subscribe(&"other", id, n1.clone(), &patterns(0, 1)).is_ok());
+    all.close_all(&client(100));
+    assert_eq!(fill(&mut all, &n1, 102, rest), Ok(()));
+    assert_eq!(fill(&mut all, &n1, 103, 1), Err(Refused::TooManyPatterns));
 }
 
 proptest! {

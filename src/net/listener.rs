@@ -94,14 +94,19 @@ impl Listener {
             }
         }
         drop(self.socket);
-        let drained = async {
-            while let Some(ended) = connections.join_next().await {
-                log_panic(ended);
-            }
-        };
-        if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
-            connections.shutdown().await;
+        drain(connections).await;
+    }
+}
+
+/// Waits a bounded time for the end of the connections, then ends them.
+pub async fn drain(mut connections: JoinSet<()>) {
+    let drained = async {
+        while let Some(ended) = connections.join_next().await {
+            log_panic(ended);
         }
+    };
+    if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
+        connections.shutdown().await;
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::harness::{HANG, binary, wait_for};
@@ -216,6 +217,12 @@ fn a_standby_leads_when_the_manager_is_killed() {
 
     let options = ["--log-level", "info", "manager", "--bus", "none", "--listen", "127.0.0.1:0"];
     operator.start("second", &options, "listening on");
+    let second = i32::try_from(operator.running[3].0.id()).unwrap();
+    kill_process(Pid::from_raw(second).unwrap(), Signal::HUP).unwrap();
+    wait_for("the end of no manager", HANG, || {
+        let log = fs::read_to_string(operator.path("second.log")).unwrap();
+        log.contains("SIGHUP ignored").then_some(())
+    });
     operator.running[1].kill();
     operator.wait_until_online(&["n1"]);
     assert_eq!(node.property("quick.service", "MainPID"), pid, "the unit was touched");

@@ -68,3 +68,19 @@ async fn operators_on_this_host_get_the_api_on_the_unix_socket() {
     let refused = stranger.call(MANAGER, "ListNodes", &()).await.unwrap_err();
     assert_eq!(refused.name, portcullis::fleet::dbus::errors::ACCESS_DENIED);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_on_the_unix_socket_get_the_last_signals_of_a_manager_that_stops() {
+    let world = World::start(&["n1"]).await;
+    let _agent = Agent::register(&world.tcp, "n1").await.unwrap();
+    let peer = connect(&world.unix, &Security::Plain).await.unwrap();
+    let mut operator = Client::new(peer.connection, peer.messages);
+    let mut jobs = Vec::new();
+    for at in 0..1_000 {
+        jobs.push(operator.job("n1", "StartUnit", &format!("slow{at}.service"), "fail").await.unwrap());
+    }
+    world.stop().await;
+    for id in jobs {
+        assert_eq!(operator.removed().await, (id, "cancelled".to_owned()));
+    }
+}

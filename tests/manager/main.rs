@@ -13,4 +13,5 @@ mod methods;
 mod monitors;
 mod process;
 mod registration;
+mod systemd;
 mod world;

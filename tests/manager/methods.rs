@@ -191,3 +191,14 @@ fn the_reference_page_is_generated_from_the_introspection_data() {
     let kept = std::fs::read_to_string(path).unwrap_or_default();
     assert!(kept == api::document(), "docs/reference/dbus-api.md differs; BLESS=1 writes it again");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_an_agent_with_another_type_is_an_error() {
+    let world = World::start(&["n1"]).await;
+    let _agent = Agent::register(&world.tcp, "n1").await.unwrap();
+    let client = world.client().await;
+    client.call(&node_path("n1"), "GetUnitFileState", &"a.service").await.unwrap();
+    let refused = client.call(&node_path("n1"), "GetUnitFileState", &"number.service").await.unwrap_err();
+    assert_eq!(refused.name, errors::FAILED);
+    assert_eq!(refused.message, "node 'n1' answered GetUnitFileState with 'u'");
+}

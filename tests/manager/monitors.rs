@@ -1,5 +1,6 @@
 //! Monitors: first states, changes, losses, and the end of the client.
 
+use portcullis::fleet::dbus::connect::{Security, connect};
 use portcullis::fleet::dbus::errors;
 use portcullis::fleet::dbus::values::Properties;
 use zbus::OwnedObjectPath;
@@ -114,4 +115,68 @@ async fn subscriptions_and_monitors_of_a_client_are_limited() {
     }
     let other = world.client().await;
     monitor(&other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_with_thousands_of_subscriptions_registers_and_stays_online() {
+    let world = World::start(&["n1"]).await;
+    let mut clients = Vec::new();
+    for at in 0..5 {
+        let client = world.client().await;
+        let path = monitor(&client).await;
+        let patterns: Vec<String> = (0..1_000).map(|pattern| format!("c{at}-{pattern}.service")).collect();
+        client.call(&path, "SubscribeList", &("*", patterns)).await.unwrap();
+        clients.push((client, path));
+    }
+    let agent = Agent::register(&world.tcp, "n1").await.unwrap();
+    agent.called("Subscribe c4-999.service").await;
+    agent.set_unit("c4-999.service", "active").await;
+    let (client, _) = &mut clients[4];
+    assert_eq!(change(client).await, expected("n1", "c4-999.service", "active"));
+    // While the node is online, thousands of changes at once do not end its connection either.
+    let (client, path) = &clients[0];
+    client.call(path, "Close", &()).await.unwrap();
+    agent.called("Unsubscribe c0-999.service").await;
+    let status = client.property::<String>(&crate::world::node_path("n1"), "Node", "Status").await;
+    assert_eq!(status, "online");
+}
+
+/// The ids of all monitors.
+async fn monitors(client: &Client) -> Vec<String> {
+    let reply = client.call(&format!("{MANAGER}/monitor"), "Introspect", &()).await.unwrap();
+    let document: String = reply.body().deserialize().unwrap();
+    let names = document.split("<node name=\"").skip(1);
+    names.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_wait_create_no_monitor_after_their_client_has_left() {
+    let world = World::start(&["n1"]).await;
+    let agent = Agent::register(&world.tcp, "n1").await.unwrap();
+    let mut observer = world.client().await;
+    let own = monitor(&observer).await;
+    let on_bus = world.client().await;
+    let operator = connect(&world.unix, &Security::Plain).await.unwrap();
+    let operator = Client::new(operator.connection, operator.messages);
+    // As many calls as are executed at once get no answer; those that create monitors wait.
+    for client in [&on_bus, &operator] {
+        for _ in 0..64 {
+            let node = crate::world::node_path("n1");
+            client.send(&node, "FreezeUnit", &"stuck.service").await;
+        }
+        for _ in 0..20 {
+            client.send(MANAGER, "CreateMonitor", &()).await;
+        }
+    }
+    agent.called_times("FreezeUnit stuck.service", 128).await;
+    assert_eq!(monitors(&observer).await.len(), 1);
+    on_bus.disconnect().await;
+    operator.disconnect().await;
+    // The stuck calls end when the node is lost, and then those that wait would be executed.
+    agent.kill();
+    observer.until_status("n1", "offline").await;
+    for _ in 0..200 {
+        assert_eq!(monitors(&observer).await.len(), 1, "a monitor without a client");
+    }
+    observer.call(&own, "Close", &()).await.unwrap();
 }

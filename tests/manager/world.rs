@@ -33,13 +33,13 @@ pub(crate) async fn soon<T>(what: &str, wanted: impl Future<Output = T>) -> T {
 }
 
 /// A `dbus-daemon` that lets every user own and call everything: the manager decides.
-struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Daemon {
-    fn start(dir: &TempDir) -> Self {
+    pub(crate) fn start(dir: &TempDir) -> Self {
         let config = dir.path().join("bus.conf");
         let socket = dir.path().join("bus");
         let text = format!(
@@ -183,6 +183,15 @@ impl Client {
     {
         let called = self.connection.call_method(Some(BUS_NAME), path, None::<&str>, member, body);
         soon(member, called).await.map_err(CallError::from)
+    }
+
+    /// Sends a call, whose reply is ignored.
+    pub(crate) async fn send<B>(&self, path: &str, member: &str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let call = Message::method_call(path, member).destination(BUS_NAME);
+        self.connection.send(&call.build(body).unwrap()).await.unwrap();
     }
 
     /// Calls a method that returns a job.

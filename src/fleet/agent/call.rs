@@ -43,6 +43,9 @@ pub(super) enum Call {
     Subscription(SubscriptionCall),
 }
 
+/// Calls about subscriptions that are executed together.
+const MAX_BATCH: usize = 4_096;
+
 /// A call that changes the subscriptions.
 #[derive(Debug)]
 pub(super) enum SubscriptionCall {
@@ -120,6 +123,11 @@ impl Call {
             "Unsubscribe" => Ok(Self::Subscription(SubscriptionCall::Unsubscribe(text()?))),
             _ => Err(CallError::new(UNKNOWN_METHOD, "the agent has no such method")),
         }
+    }
+
+    /// Whether the manager waits for a reply. It sends the other calls once.
+    pub(super) fn is_answered(&self) -> bool {
+        !matches!(self, Self::CancelJob(_) | Self::Subscription(_))
     }
 
     /// Returns the manager's id of the job that the call begins.
@@ -219,7 +227,7 @@ async fn job<C: UnitControl>(context: &Context<C>, id: u32, request: JobRequest)
     Ok(())
 }
 
-/// Executes the calls about subscriptions, one after another, so that the last one takes effect. If
+/// Executes the calls about subscriptions in order; those that wait together cause one report. If
 /// systemd is not reachable, a subscription takes effect later: the manager does not wait for replies
 /// about subscriptions, and would never repeat one.
 pub(super) async fn subscriptions<C: UnitControl>(
@@ -230,31 +238,43 @@ pub(super) async fn subscriptions<C: UnitControl>(
     // The patterns whose units were not reported yet.
     let mut pending = BTreeSet::new();
     let mut retry_at = Instant::now();
+    let mut batch = Vec::new();
     loop {
         tokio::select! {
-            request = requests.recv() => {
-                let Some((call, message)) = request else { return };
-                let done = match call {
-                    SubscriptionCall::Subscribe(pattern) => {
-                        if state::subscribe(&mut subscriptions, &pattern) {
-                            let must_wait = !pending.is_empty();
-                            pending.insert(pattern);
-                            if !must_wait {
-                                report(&context, &subscriptions, &mut pending).await;
-                                retry_at = Instant::now() + RETRY_PAUSE;
+            received = requests.recv_many(&mut batch, MAX_BATCH) => {
+                if received == 0 {
+                    return;
+                }
+                let must_wait = !pending.is_empty();
+                let mut is_less = false;
+                let mut replies = Vec::new();
+                for (call, message) in batch.drain(..) {
+                    let done = match call {
+                        SubscriptionCall::Subscribe(pattern) => {
+                            let fits = state::subscribe(&mut subscriptions, &pattern);
+                            if fits {
+                                pending.insert(pattern);
                             }
-                            Ok(())
-                        } else {
-                            Err(CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node"))
+                            let refuse = || CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node");
+                            fits.then_some(()).ok_or_else(refuse)
                         }
-                    }
-                    SubscriptionCall::Unsubscribe(pattern) => {
-                        subscriptions.remove(&pattern);
-                        pending.remove(&pattern);
-                        context.control.watch(subscriptions.clone()).await
-                    }
-                };
-                context.reply(&message, done).await;
+                        SubscriptionCall::Unsubscribe(pattern) => {
+                            is_less |= subscriptions.remove(&pattern);
+                            pending.remove(&pattern);
+                            Ok(())
+                        }
+                    };
+                    replies.push((message, done));
+                }
+                if !must_wait && !pending.is_empty() {
+                    report(&context, &subscriptions, &mut pending).await;
+                    retry_at = Instant::now() + RETRY_PAUSE;
+                } else if is_less && let Err(error) = context.watched.set(subscriptions.clone()).await {
+                    debug!(%error, "cannot unsubscribe from systemd");
+                }
+                for (message, done) in replies {
+                    context.reply(&message, done).await;
+                }
             }
             () = sleep_until(retry_at), if !pending.is_empty() => {
                 report(&context, &subscriptions, &mut pending).await;
@@ -274,7 +294,7 @@ async fn report<C: UnitControl>(
     let globs: Subscriptions =
         pending.iter().map(String::as_str).filter(|pattern| Subscriptions::is_glob(pattern)).collect();
     let loaded = async {
-        control.watch(subscriptions.clone()).await?;
+        context.watched.set(subscriptions.clone()).await?;
         if globs.is_empty() { Ok(Vec::new()) } else { control.list_units().await }
     };
     match loaded.await {

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
-use zbus::message::Type;
+use zbus::message::{Flags, Type};
 use zbus::{Connection, DynamicType, Message, OwnedObjectPath};
 
 use crate::fleet::dbus::connect::{HANDSHAKE_TIMEOUT, Peer};
@@ -23,14 +23,14 @@ use crate::fleet::liveness::{Liveness, Step};
 use crate::fleet::name::{NodeName, escape};
 use crate::fleet::systemd::{Event, QueuedJob, UnitControl};
 
-use super::Settings;
 use super::call::{self, Call, SubscriptionCall};
 use super::proxies::Announcement;
 use super::proxy_service::ProxyService;
 use super::state::Jobs;
+use super::{Settings, WatchedUnits};
 
 /// Calls of the manager that are executed at the same time. A manager that exceeds this gets an
-/// error.
+/// error. Calls without a reply are executed all the same: the manager would not repeat them.
 const MAX_CALLS: usize = 512;
 
 /// A registered connection.
@@ -50,6 +50,7 @@ pub(super) struct Session<C> {
 #[derive(Debug)]
 pub(super) struct Context<C> {
     pub(super) control: Arc<C>,
+    pub(super) watched: WatchedUnits<C>,
     pub(super) connection: Connection,
     jobs: Arc<Mutex<Jobs>>,
     /// Receives the jobs that systemd has queued. Their number is limited by that of the calls.
@@ -60,6 +61,7 @@ impl<C> Clone for Context<C> {
     fn clone(&self) -> Self {
         Self {
             control: Arc::clone(&self.control),
+            watched: self.watched.clone(),
             connection: self.connection.clone(),
             jobs: Arc::clone(&self.jobs),
             queued: self.queued.clone(),
@@ -91,6 +93,9 @@ impl<C: UnitControl> Context<C> {
         B: serde::Serialize + DynamicType,
     {
         let header = call.header();
+        if header.primary().flags().contains(Flags::NO_REPLY_EXPECTED) {
+            return;
+        }
         let mut sent = match result {
             Ok(body) => self.connection.reply(&header, &body).await,
             Err(error) => self.connection.reply_error(&header, error.name.as_str(), &error.message).await,
@@ -112,7 +117,7 @@ impl<C: UnitControl> Session<C> {
     pub(super) async fn register(
         peer: Peer,
         name: &NodeName,
-        control: &Arc<C>,
+        watched: WatchedUnits<C>,
         proxies: &Arc<ProxyService<C>>,
     ) -> Result<Self, CallError> {
         let connection = peer.connection.clone();
@@ -123,8 +128,8 @@ impl<C: UnitControl> Session<C> {
         let late = |_| CallError::new(TIMEOUT, "the manager did not answer in time");
         timeout(HANDSHAKE_TIMEOUT, registering).await.map_err(late)??;
         let (queued_jobs, queued) = mpsc::unbounded_channel();
-        let control = Arc::clone(control);
-        let context = Context { control, connection, jobs: Arc::default(), queued: queued_jobs };
+        let control = Arc::clone(&watched.control);
+        let context = Context { control, watched, connection, jobs: Arc::default(), queued: queued_jobs };
         let mut calls = JoinSet::new();
         let (subscriptions, requests) = mpsc::unbounded_channel();
         calls.spawn(call::subscriptions(context.clone(), requests));
@@ -135,9 +140,9 @@ impl<C: UnitControl> Session<C> {
     }
 
     /// Runs until the connection ends, and returns the reason.
-    pub(super) async fn run(
+    pub(super) async fn run<S>(
         mut self,
-        settings: &Settings,
+        settings: &Settings<S>,
         events: &mut mpsc::Receiver<Event>,
     ) -> &'static str {
         let mut jobs = FuturesUnordered::new();
@@ -197,10 +202,11 @@ impl<C: UnitControl> Session<C> {
             CallError::new(UNKNOWN_OBJECT, "the agent has no such object")
         } else if header.interface().is_some_and(|name| name.as_str() != INTERNAL_AGENT_INTERFACE) {
             CallError::new(UNKNOWN_METHOD, "the agent has no such interface")
-        } else if self.calls.len() > MAX_CALLS {
-            CallError::new(LIMITS_EXCEEDED, "too many calls at the same time")
         } else {
             match Call::parse(&message) {
+                Ok(call) if self.calls.len() > MAX_CALLS && call.is_answered() => {
+                    CallError::new(LIMITS_EXCEEDED, "too many calls at the same time")
+                }
                 Ok(Call::Subscription(call)) => {
                     drop(header);
                     // The send cannot fail: the receiving task ends with this session.
@@ -281,10 +287,10 @@ mod tests {
         let (stream, silent) = tokio::io::duplex(64 << 10);
         let peer = authenticated_peer(stream).await.unwrap();
         let (control, _events) = MemorySystemd::new(&[]);
+        let watched = WatchedUnits { control: Arc::new(control), order: Arc::default() };
         let began = Instant::now();
-        let control = Arc::new(control);
-        let proxies = Arc::new(ProxyService::new(Arc::clone(&control), None));
-        let refused = Session::register(peer, &"n1".parse().unwrap(), &control, &proxies).await;
+        let proxies = Arc::new(ProxyService::new(Arc::clone(&watched.control), None));
+        let refused = Session::register(peer, &"n1".parse().unwrap(), watched, &proxies).await;
         assert_eq!(refused.map(|_| ()).unwrap_err().name, TIMEOUT);
         assert_eq!(began.elapsed(), HANDSHAKE_TIMEOUT);
         drop(silent);

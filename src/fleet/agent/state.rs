@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::fleet::systemd::Subscriptions;
 
-/// A manager may subscribe to this many units and globs on one node.
-pub(super) const MAX_SUBSCRIPTIONS: usize = 16_384;
+/// A manager may subscribe to this many units and globs on one node: more than it ever needs, also
+/// while it replaces many of them.
+pub(super) const MAX_SUBSCRIPTIONS: usize = 2 * crate::fleet::monitor::MAX_PATTERNS;
 
 /// The jobs of one connection, by the manager's ids.
 #[derive(Debug, Default)]

@@ -74,17 +74,25 @@ impl Method {
     /// Whether a call has one of the accepted signatures. One structure and its fields as separate
     /// arguments have the same encoding, and are accepted alike.
     pub fn accepts(&self, signature: &str) -> bool {
-        let inner = |text: &str| {
-            let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
-            inside.unwrap_or(text).to_owned()
-        };
-        let given = inner(signature);
-        given == inner(&self.input_signature()) || self.also.contains(&given.as_str())
+        let given = fields(signature);
+        given == fields(&self.input_signature()) || self.also.contains(&given)
+    }
+
+    /// Whether an answer has the signature of the output.
+    pub fn returns(&self, signature: &str) -> bool {
+        let output: String = self.output.iter().map(|(_, signature)| *signature).collect();
+        fields(signature) == fields(&output)
     }
 
     pub fn input_signature(&self) -> String {
         self.input.iter().map(|(_, signature)| *signature).collect()
     }
+}
+
+/// Returns the signature of the fields of one structure, or the signature itself.
+fn fields(signature: &str) -> &str {
+    let inside = signature.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+    inside.unwrap_or(signature)
 }
 
 #[cfg(test)]

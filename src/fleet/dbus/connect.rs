@@ -62,6 +62,17 @@ impl Peer {
     }
 }
 
+/// Opens the connections of an agent.
+pub trait Connector: Send + Sync + 'static {
+    fn connect(&self, address: &ManagerAddress) -> impl Future<Output = Result<Peer, ConnectError>> + Send;
+}
+
+impl Connector for Security {
+    async fn connect(&self, address: &ManagerAddress) -> Result<Peer, ConnectError> {
+        connect(address, self).await
+    }
+}
+
 /// Connects to a manager.
 ///
 /// # Errors
@@ -107,7 +118,10 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 }
 
 /// Opens D-Bus without SASL, over a stream whose peers are authenticated already.
-pub(in crate::fleet) async fn authenticated_peer<S>(stream: S) -> zbus::Result<Peer>
+///
+/// # Errors
+/// If the connection ends at once.
+pub async fn authenticated_peer<S>(stream: S) -> zbus::Result<Peer>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Sync + Unpin + std::fmt::Debug + 'static,
 {

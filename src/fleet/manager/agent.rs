@@ -1,15 +1,16 @@
 //! The connection of an agent: registration, its reports, heartbeats, and its loss.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{info, warn};
 use zbus::message::{Flags, Type};
 use zbus::{Connection, Message};
 
 use super::properties::unit_state;
+use super::requests::Requests;
 use super::{Leadership, Manager, NodeRule};
 use crate::fleet::dbus::accept::Proof;
 use crate::fleet::dbus::connect::{HANDSHAKE_TIMEOUT, Peer};
@@ -18,14 +19,10 @@ use crate::fleet::dbus::names;
 use crate::fleet::dbus::socket::Activity;
 use crate::fleet::dbus::values::{JobResult, JobState, Properties};
 use crate::fleet::liveness::{Liveness, Step};
-use crate::fleet::name::{NodeName, check_systemd_unit, escape};
+use crate::fleet::name::{NodeName, check_systemd_unit};
 
 /// The name in an operator's certificate.
 pub(super) const OPERATOR: &str = "operator";
-
-/// Subscriptions and cancellations that wait to be sent to one agent. An agent that does not read
-/// them is disconnected.
-const QUEUED: usize = 4_096;
 
 /// After an error reply, the time until the connection is closed.
 const LAST_REPLY: Duration = Duration::from_secs(1);
@@ -38,40 +35,7 @@ pub(super) struct Link {
     pub(super) peer_ip: String,
     pub(super) activity: Activity,
     pub(super) proof: Proof,
-    /// Calls without a reply, in order.
-    calls: mpsc::Sender<Message>,
-}
-
-impl Link {
-    /// Queues a call without a reply.
-    pub(super) fn send_without_reply<B>(&self, method: &'static str, body: &B)
-    where
-        B: serde::Serialize + zbus::DynamicType,
-    {
-        self.queue(names::INTERNAL_AGENT_PATH, names::INTERNAL_AGENT_INTERFACE, method, body);
-    }
-
-    /// Queues a call of the object of a proxy service.
-    pub(super) fn send_to_proxy<B>(&self, proxy: &str, method: &'static str, body: &B)
-    where
-        B: serde::Serialize + zbus::DynamicType,
-    {
-        let path = format!("{}/{}", names::INTERNAL_PROXY_PATH, escape(proxy));
-        self.queue(&path, names::INTERNAL_PROXY_INTERFACE, method, body);
-    }
-
-    fn queue<B>(&self, path: &str, interface: &'static str, method: &'static str, body: &B)
-    where
-        B: serde::Serialize + zbus::DynamicType,
-    {
-        let built = Message::method_call(path, method)
-            .interface(interface)
-            .with_flags(Flags::NO_REPLY_EXPECTED)
-            .build(body);
-        if built.is_ok_and(|message| self.calls.try_send(message).is_err()) {
-            self.activity.end("the agent does not read its messages");
-        }
-    }
+    pub(super) requests: Arc<Requests>,
 }
 
 impl Manager {
@@ -101,9 +65,9 @@ impl Manager {
             Err(CallError::new(errors::ACCESS_DENIED, "the first call of an agent has to be Register"))
         };
         match registered {
-            Ok((name, link, calls)) => {
+            Ok((name, link)) => {
                 info!(node = %name, %from, "node online");
-                let reason = self.serve_agent(&mut peer, &name, &link, calls).await;
+                let reason = self.serve_agent(&mut peer, &name, &link).await;
                 let tasks = self.state().node_lost(&name, link.id);
                 self.run(tasks);
                 info!(node = %name, %from, reason, "node offline");
@@ -134,7 +98,7 @@ impl Manager {
         proof: &Proof,
         peer: &Peer,
         from: &str,
-    ) -> Result<(NodeName, Link, mpsc::Receiver<Message>), CallError> {
+    ) -> Result<(NodeName, Link), CallError> {
         let body = call.body();
         let name: &str = body
             .deserialize()
@@ -152,14 +116,13 @@ impl Manager {
             let message = format!("another agent of '{name}' is connected");
             return Err(CallError::new(errors::NAME_IN_USE, message));
         }
-        let (calls, queued) = mpsc::channel(QUEUED);
         let link = Link {
             id: state.next_link(),
             connection: peer.connection.clone(),
             peer_ip: from.to_owned(),
             activity: peer.activity.clone(),
             proof: proof.clone(),
-            calls,
+            requests: Arc::default(),
         };
         // The reply precedes every call to the agent. A send never waits, and no other task uses the
         // connection yet.
@@ -168,17 +131,11 @@ impl Manager {
             return Err(refuse("the agent is gone".to_owned()));
         }
         state.node_online(&name, link.clone());
-        Ok((name, link, queued))
+        Ok((name, link))
     }
 
     /// Runs the connection of a registered agent. Returns why it ended.
-    async fn serve_agent(
-        &self,
-        peer: &mut Peer,
-        name: &NodeName,
-        link: &Link,
-        mut calls: mpsc::Receiver<Message>,
-    ) -> &'static str {
+    async fn serve_agent(&self, peer: &mut Peer, name: &NodeName, link: &Link) -> &'static str {
         let timing = self.timing();
         let mut liveness = Liveness::new(timing.heartbeat_interval, timing.silence_limit, Instant::now());
         loop {
@@ -197,16 +154,18 @@ impl Manager {
                 }
                 Step::WaitUntil(until) => until,
             };
+            if send_requests(peer, link).await.is_err() {
+                return "disconnected";
+            }
             tokio::select! {
                 received = peer.next() => match received {
                     Some(message) => self.agent_message(name, link, &message).await,
                     None => return peer.activity.end_reason().unwrap_or("disconnected"),
                 },
-                Some(call) = calls.recv() => {
-                    if peer.connection.send(&call).await.is_err() {
-                        return "disconnected";
-                    }
-                }
+                // Requests wait here while the agent reads slowly. If it does not read at all, the
+                // connection ends.
+                () = link.activity.room(), if !link.activity.has_room() => {}
+                () = link.requests.added(), if link.activity.has_room() => {}
                 () = sleep_until(until) => {}
             }
         }
@@ -282,6 +241,16 @@ impl Manager {
         self.run(starts);
         Some(())
     }
+}
+
+/// Sends the waiting requests for which there is room.
+async fn send_requests(peer: &Peer, link: &Link) -> zbus::Result<()> {
+    while link.activity.has_room()
+        && let Some(request) = link.requests.take()
+    {
+        peer.connection.send(&request.message()?).await?;
+    }
+    Ok(())
 }
 
 /// Checks that an agent with this proof may register as a node.

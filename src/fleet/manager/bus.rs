@@ -2,7 +2,7 @@
 //! connections. A bus that is lost is connected again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -18,7 +18,7 @@ use super::Manager;
 use super::access::{group_id, is_member};
 use super::call::{Caller, Rights};
 use super::client::{Client, Owner};
-use super::operator::CallLimit;
+use super::operator::{CallLimit, Presence};
 use crate::fleet::dbus::bus::Bus;
 use crate::fleet::dbus::names::BUS_NAME;
 use crate::runtime::service::stopped;
@@ -95,13 +95,13 @@ pub(super) struct Senders {
 
 impl Senders {
     /// Returns whether a sender may change something. A sender whose user is unknown may not.
-    pub(super) async fn may_change(&self, sender: &str) -> bool {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(sender).copied();
+    pub(super) async fn may_change(&self, sender: &str, presence: &Presence) -> bool {
+        let known = self.known().get(sender).copied();
         if let Some(known) = known {
             return known;
         }
         let may_change = self.query_rights(sender).await.unwrap_or(false);
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(sender.to_owned(), may_change);
+        remember(&mut self.known(), sender, may_change, presence);
         may_change
     }
 
@@ -122,7 +122,19 @@ impl Senders {
     }
 
     fn forget(&self, sender: &str) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(sender);
+        self.known().remove(sender);
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, bool>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the rights of a sender, unless its connection has ended meanwhile: no event would remove
+/// them any more.
+fn remember(known: &mut HashMap<String, bool>, sender: &str, may_change: bool, presence: &Presence) {
+    if !presence.has_ended() {
+        known.insert(sender.to_owned(), may_change);
     }
 }
 
@@ -177,7 +189,7 @@ impl Manager {
         let opened = connection.clone();
         let own_user = self.0.own_user;
         let senders = Arc::new(Senders { connection, group, own_user, known: Mutex::default() });
-        let mut limits = HashMap::new();
+        let mut limits: HashMap<String, CallLimit> = HashMap::new();
         let is_stopped = loop {
             tokio::select! {
                 () = stopped(stop) => break true,
@@ -192,6 +204,7 @@ impl Manager {
         if is_stopped {
             self.stop();
         }
+        limits.values().for_each(CallLimit::close);
         {
             let mut state = self.state();
             // This closes the queue of the bus, which ends the sending task.
@@ -223,14 +236,17 @@ impl Manager {
             Type::MethodCall => {
                 let limit = limits.entry(sender.clone()).or_default();
                 let owner = Owner { client, sender: Some(sender) };
-                let caller = Caller { owner, rights: Rights::OnBus(Arc::clone(senders)) };
+                let rights = Rights::OnBus(Arc::clone(senders));
+                let caller = Caller { owner, rights, presence: limit.presence() };
                 self.serve_call(&caller, message.clone(), limit).await;
             }
             Type::Signal if sender == DBUS && header.member().is_some_and(|it| *it == "NameOwnerChanged") => {
                 let body = message.body();
                 let Ok((name, _, new)) = body.deserialize::<(&str, &str, &str)>() else { return };
                 if name.starts_with(':') && new.is_empty() {
-                    limits.remove(name);
+                    if let Some(limit) = limits.remove(name) {
+                        limit.close();
+                    }
                     senders.forget(name);
                     self.state().client_lost(&Owner { client, sender: Some(name.to_owned()) });
                 }
@@ -258,5 +274,20 @@ async fn reconnect(bus: &Bus) -> BusConnection {
             }
             Err(error) => warn!(%error, "cannot connect to the bus"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rights_of_a_sender_that_has_left_are_not_kept() {
+        let (mut known, limit) = (HashMap::new(), CallLimit::default());
+        remember(&mut known, ":1.1", true, &limit.presence());
+        assert_eq!(known.remove(":1.1"), Some(true));
+        limit.close();
+        remember(&mut known, ":1.1", true, &limit.presence());
+        assert!(known.is_empty());
     }
 }

@@ -11,6 +11,7 @@ use super::bus::Senders;
 use super::client::Owner;
 use super::node_call::{Payload, Start, call_error, forward};
 use super::object::{Object, Parent, job_path, monitor_path, node_path};
+use super::operator::Presence;
 use super::{Leadership, Manager, agent, properties};
 use crate::fleet::config::parse_log_level;
 use crate::fleet::dbus::api::{self, Interface, Method, MethodEffect};
@@ -34,6 +35,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) struct Caller {
     pub(super) owner: Owner,
     pub(super) rights: Rights,
+    pub(super) presence: Presence,
 }
 
 /// Whether a client may call methods that change something.
@@ -57,7 +59,7 @@ impl Caller {
     async fn may_change(&self) -> bool {
         match (&self.rights, &self.owner.sender) {
             (Rights::All, _) => true,
-            (Rights::OnBus(senders), Some(sender)) => senders.may_change(sender).await,
+            (Rights::OnBus(senders), Some(sender)) => senders.may_change(sender, &self.presence).await,
             (Rights::OnBus(_), None) => false,
         }
     }
@@ -94,9 +96,9 @@ impl From<monitor::Refused> for CallError {
         let name = match error {
             monitor::Refused::NoSuchMonitor => errors::UNKNOWN_OBJECT,
             monitor::Refused::NoSuchSubscription => errors::NO_SUCH_SUBSCRIPTION,
-            monitor::Refused::TooManyMonitors | monitor::Refused::TooManySubscriptions => {
-                errors::LIMITS_EXCEEDED
-            }
+            monitor::Refused::TooManyMonitors
+            | monitor::Refused::TooManySubscriptions
+            | monitor::Refused::TooManyPatterns => errors::LIMITS_EXCEEDED,
         };
         Self::new(name, error.to_string())
     }
@@ -238,7 +240,12 @@ impl Manager {
             "ListProxies" => reply(&header, &self.list_proxies()),
             "GetNode" => reply(&header, &node_path(&self.known_node(body.deserialize()?)?)),
             "CreateMonitor" => {
-                let id = self.state().monitors.create(caller.owner.clone())?;
+                let mut state = self.state();
+                // No monitor may remain for a client that left during the call.
+                if caller.presence.has_ended() {
+                    return Err(CallError::new(errors::FAILED, "the client has disconnected"));
+                }
+                let id = state.monitors.create(caller.owner.clone())?;
                 reply(&header, &monitor_path(id))
             }
             "SetLogLevel" => {
@@ -354,11 +361,11 @@ impl Manager {
         let link = self.link(node)?;
         let forwarded = if method.name == "GetUnitProperties" && header.signature().to_string() == "s" {
             let unit: &str = body.deserialize()?;
-            forward(node, &link, method.name, Some(&Structure::from((unit, ""))), call).await
+            forward(node, &link, method, Some(&Structure::from((unit, ""))), call).await
         } else if body.is_empty() {
-            forward(node, &link, method.name, None, call).await
+            forward(node, &link, method, None, call).await
         } else {
-            forward(node, &link, method.name, Some(&body.deserialize()?), call).await
+            forward(node, &link, method, Some(&body.deserialize()?), call).await
         };
         forwarded.map(Answer::Reply)
     }

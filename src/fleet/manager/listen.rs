@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use super::Manager;
 use crate::fleet::dbus::accept::{AcceptError, TcpPolicy, accept_unix};
 use crate::fleet::dbus::connect::HANDSHAKE_TIMEOUT;
-use crate::net::listener::Listener;
+use crate::net::listener::{Listener, drain};
 use crate::net::tls::refused_client::RefusedClients;
 use crate::runtime::service::stopped;
 
@@ -57,7 +57,8 @@ impl Manager {
         }
     }
 
-    /// Serves processes on this host until `stop` is true.
+    /// Serves processes on this host until `stop` is true, then waits a bounded time for the open
+    /// connections.
     pub async fn serve_unix(&self, listener: UnixListener, mut stop: watch::Receiver<bool>) {
         let free = Arc::new(Semaphore::new(MAX_LOCAL_CONNECTIONS));
         let mut connections = JoinSet::new();
@@ -81,6 +82,8 @@ impl Manager {
                 }
             }
         }
+        drop(listener);
+        drain(connections).await;
     }
 
     async fn serve_unix_connection(&self, stream: UnixStream) {

@@ -15,6 +15,7 @@ mod operator;
 mod properties;
 mod proxy;
 pub mod report;
+mod requests;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};

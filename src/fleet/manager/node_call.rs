@@ -7,6 +7,7 @@ use zbus::{Message, Structure};
 
 use super::Manager;
 use super::agent::Link;
+use crate::fleet::dbus::api::Method;
 use crate::fleet::dbus::errors::{self, CallError};
 use crate::fleet::dbus::internal::AgentProxy;
 use crate::fleet::dbus::names;
@@ -102,17 +103,22 @@ impl Manager {
 pub(super) async fn forward(
     node: &NodeName,
     link: &Link,
-    method: &str,
+    method: &Method,
     arguments: Option<&Structure<'_>>,
     call: &Message,
 ) -> Result<Message, CallError> {
     let (path, interface) = (names::INTERNAL_AGENT_PATH, Some(names::INTERNAL_AGENT_INTERFACE));
     let connection = &link.connection;
     let called = match arguments {
-        Some(arguments) => connection.call_method(None::<()>, path, interface, method, arguments).await,
-        None => connection.call_method(None::<()>, path, interface, method, &()).await,
+        Some(arguments) => connection.call_method(None::<()>, path, interface, method.name, arguments).await,
+        None => connection.call_method(None::<()>, path, interface, method.name, &()).await,
     };
     let reply = called.map_err(|error| call_error(node, error))?;
+    let signature = reply.header().signature().to_string();
+    if !method.returns(&signature) {
+        let text = format!("node '{node}' answered {} with '{signature}'", method.name);
+        return Err(CallError::new(errors::FAILED, text));
+    }
     let (body, reply_to) = (reply.body(), call.header());
     let builder = Message::method_return(&reply_to);
     let built = if body.is_empty() {

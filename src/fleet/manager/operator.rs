@@ -1,6 +1,7 @@
 //! Serves the public API on the connection of an operator.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
@@ -28,12 +29,37 @@ pub(super) struct CallLimit {
     accepted: Arc<Semaphore>,
     /// Waiting calls are admitted in order.
     running: Arc<Semaphore>,
+    presence: Presence,
 }
 
 impl Default for CallLimit {
     fn default() -> Self {
         let permits = |count| Arc::new(Semaphore::new(count));
-        Self { accepted: permits(MAX_CALLS), running: permits(CALLS_AT_ONCE) }
+        Self { accepted: permits(MAX_CALLS), running: permits(CALLS_AT_ONCE), presence: Presence::default() }
+    }
+}
+
+impl CallLimit {
+    pub(super) fn presence(&self) -> Presence {
+        self.presence.clone()
+    }
+
+    /// The connection has ended: calls that wait are dropped, and calls that run leave nothing
+    /// behind. The caller removes what belongs to the connection afterwards.
+    pub(super) fn close(&self) {
+        self.presence.0.store(true, Ordering::SeqCst);
+        self.running.close();
+    }
+}
+
+/// Whether the connection of a client, or of a sender on a bus, is still open. Before anything is
+/// kept for a client, this is checked under the lock under which it is removed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Presence(Arc<AtomicBool>);
+
+impl Presence {
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
     }
 }
 
@@ -43,8 +69,8 @@ impl Manager {
         let (client, mut queued) = Client::new();
         let id = self.state().add_client(client);
         let owner = Owner { client: id, sender: None };
-        let caller = Caller { owner: owner.clone(), rights: Rights::All };
         let limit = CallLimit::default();
+        let caller = Caller { owner: owner.clone(), rights: Rights::All, presence: limit.presence() };
         if let Some(first) = first {
             self.serve_call(&caller, first, &limit).await;
         }
@@ -91,6 +117,7 @@ impl Manager {
                 () = sleep_until(until) => {}
             }
         }
+        limit.close();
         {
             let mut state = self.state();
             state.clients.remove(id);
@@ -116,8 +143,8 @@ impl Manager {
         };
         let (manager, caller, running) = (self.clone(), caller.clone(), Arc::clone(&limit.running));
         let mut answering = Box::pin(async move {
-            // The semaphore is never closed.
-            let running = running.acquire_owned().await;
+            // The semaphore is closed when the client is gone.
+            let Ok(running) = running.acquire_owned().await else { return };
             manager.answer(&caller, &call).await;
             drop((running, accepted));
         });

@@ -9,12 +9,13 @@ use zbus::{Message, ObjectPath};
 
 use super::Manager;
 use super::node_call::{Payload, Start};
+use super::requests::{ProxyNews, Request};
 use super::state::State;
 use crate::fleet::dbus::names;
 use crate::fleet::dbus::values::{JobMode, JobResult, JobType, Properties};
-use crate::fleet::job::Request;
+use crate::fleet::job;
 use crate::fleet::name::{NodeName, check_systemd_unit, unescape};
-use crate::fleet::proxy::{Activity, Effect, NodeUnit, Proxies, ProxyKey, name::dep_of};
+use crate::fleet::proxy::{Activity, Effect, NodeUnit, Proxies, name::dep_of};
 use crate::runtime::clock::wall_ms;
 
 /// The longest reason that an agent gives for a failure.
@@ -86,18 +87,15 @@ impl State {
                     }
                 }
                 Effect::Ready { proxy, result } => {
-                    let (instance, error) = match &result {
-                        Ok(instance) => (*instance, ""),
-                        Err(error) => (0, error.as_str()),
-                    };
                     if let Err(error) = &result {
                         warn!(node = %proxy.0, proxy = proxy.1, error, "proxy service failed");
                     }
-                    self.send_to_proxy(&proxy, "Ready", &(instance, error));
+                    self.send_to_node(&proxy.0, Request::Proxy(proxy.1, ProxyNews::Ready(result)));
                 }
                 Effect::TargetStopped { proxy, reason } => {
                     info!(node = %proxy.0, proxy = proxy.1, reason, "proxy service ended");
-                    self.send_to_proxy(&proxy, "TargetStopped", &(reason,));
+                    let news = ProxyNews::TargetStopped(reason);
+                    self.send_to_node(&proxy.0, Request::Proxy(proxy.1, news));
                 }
             }
         }
@@ -108,7 +106,8 @@ impl State {
     fn dep_job(&mut self, target: &NodeUnit, kind: JobType) -> Vec<Start> {
         let (node, systemd_unit) = (target.0.clone(), dep_of(&target.1));
         let (mode, payload) = (JobMode::Replace, Payload::Unit);
-        let request = Request { node: node.clone(), systemd_unit: systemd_unit.clone(), kind, mode, payload };
+        let request =
+            job::Request { node: node.clone(), systemd_unit: systemd_unit.clone(), kind, mode, payload };
         match self.jobs.submit(request, Instant::now()) {
             Ok((id, effects)) => {
                 self.proxies.jobs.insert(id, None);
@@ -119,15 +118,6 @@ impl State {
                 let effects = self.proxies.proxies.job_ended(&node, &systemd_unit, result, Instant::now());
                 self.proxy_effects(effects)
             }
-        }
-    }
-
-    fn send_to_proxy<B>(&mut self, (source, proxy): &ProxyKey, method: &'static str, body: &B)
-    where
-        B: serde::Serialize + zbus::DynamicType,
-    {
-        if let Some(link) = self.nodes.get(source).and_then(|node| node.link.as_ref()) {
-            link.send_to_proxy(proxy, method, body);
         }
     }
 

@@ -13,6 +13,7 @@ use super::metrics::Metrics;
 use super::node_call::{Payload, Start};
 use super::object::{job_path, node_path};
 use super::proxy::ProxyState;
+use super::requests::Request;
 use super::{Leadership, NodeRule, NodeRules};
 use crate::fleet::dbus::names;
 use crate::fleet::dbus::values::{JobResult, JobState, NodeStatus, Properties};
@@ -214,7 +215,7 @@ impl State {
                     starts.push(Start { id, link, request });
                 }
                 job::Effect::CancelOnNode { id, node } => {
-                    self.send_to_node(&node, "JobCancel", &id);
+                    self.send_to_node(&node, Request::CancelJob(id));
                 }
                 job::Effect::StateChanged { id, state } => {
                     let path = job_path(id);
@@ -243,10 +244,10 @@ impl State {
         for effect in effects {
             match effect {
                 monitor::Effect::SubscribeOnNode { node, pattern } => {
-                    self.send_to_node(&node, "Subscribe", &pattern);
+                    self.send_to_node(&node, Request::Subscribe(pattern));
                 }
                 monitor::Effect::UnsubscribeOnNode { node, pattern } => {
-                    self.send_to_node(&node, "Unsubscribe", &pattern);
+                    self.send_to_node(&node, Request::Unsubscribe(pattern));
                 }
             }
         }
@@ -293,13 +294,10 @@ impl State {
         self.clients.add(client)
     }
 
-    /// Sends a call without a reply to a node, after all earlier ones.
-    fn send_to_node<B>(&mut self, name: &NodeName, method: &'static str, body: &B)
-    where
-        B: serde::Serialize + zbus::DynamicType,
-    {
+    /// Adds a request to those that wait for a node's agent.
+    pub(super) fn send_to_node(&mut self, name: &NodeName, request: Request) {
         if let Some(link) = self.nodes.get(name).and_then(|node| node.link.as_ref()) {
-            link.send_without_reply(method, body);
+            link.requests.add(request);
         }
     }
 

@@ -6,7 +6,7 @@ use crate::fleet::name::NodeName;
 impl<O> Monitors<O> {
     /// Lets the agent of a node report a unit until [`Self::release_unit`] is called as often.
     pub fn hold_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
-        *self.wanted.entry((Scope::Node(node.clone()), systemd_unit.to_owned())).or_default() += 1;
+        self.wanted.add(&Scope::Node(node.clone()), systemd_unit);
         self.refresh_unit(node, systemd_unit)
     }
 
@@ -23,25 +23,12 @@ impl<O> Monitors<O> {
 
     /// Counts a pattern less. Agents stop reporting those that nothing else needs.
     pub(super) fn release_pattern(&mut self, scope: &Scope, pattern: String) -> Vec<Effect> {
-        let key = (scope.clone(), pattern);
-        if let Some(count) = self.wanted.get_mut(&key) {
-            *count -= 1;
-            if *count == 0 {
-                self.wanted.remove(&key);
-            }
-        }
-        let pattern = key.1;
+        self.wanted.remove(scope, &pattern);
         let unneeded = self.online.iter().filter(|node| scope.contains(node));
-        let unneeded = unneeded.filter(|node| !self.is_wanted(node, &pattern));
+        let unneeded = unneeded.filter(|node| !self.wanted.is_wanted(node, &pattern));
         let unsubscribe =
             |node: &NodeName| Effect::UnsubscribeOnNode { node: node.clone(), pattern: pattern.clone() };
         unneeded.map(unsubscribe).collect()
-    }
-
-    pub(super) fn is_wanted(&self, node: &NodeName, pattern: &str) -> bool {
-        [Scope::AllNodes, Scope::Node(node.clone())]
-            .into_iter()
-            .any(|scope| self.wanted.contains_key(&(scope, pattern.to_owned())))
     }
 }
 

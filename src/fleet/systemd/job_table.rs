@@ -68,6 +68,12 @@ impl<W> JobTable<W> {
         self.awaited.remove(&id).map(|awaited| awaited.recipients).unwrap_or_default()
     }
 
+    /// systemd has started again, and numbers its jobs from the beginning: results that no call has
+    /// asked for belong to no job of the new one.
+    pub(super) fn restarted(&mut self) {
+        self.early.clear();
+    }
+
     pub(super) fn is_awaited(&self, id: u32) -> bool {
         self.awaited.contains_key(&id)
     }
@@ -126,6 +132,16 @@ mod tests {
         table.call_ends(second);
         table.call_begins();
         assert_eq!(table.queued(7, "b"), None, "ids of a new systemd begin again");
+    }
+
+    #[test]
+    fn results_of_an_earlier_systemd_belong_to_no_later_job() {
+        let mut table = JobTable::default();
+        let call = table.call_begins();
+        table.removed(7, JobResult::Failed);
+        table.restarted();
+        assert_eq!(table.queued(7, "a"), None);
+        table.call_ends(call);
     }
 
     #[test]

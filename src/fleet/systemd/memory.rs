@@ -2,12 +2,16 @@
 //! sends the same errors and events as the real one; `tests/fleet/contract.rs` compares both.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 use zbus::{OwnedObjectPath, OwnedVariant};
 
-use crate::fleet::dbus::errors::{CallError, INVALID_ARGS, JOB_QUEUED, NO_SUCH_UNIT, UNKNOWN_PROPERTY};
+use crate::fleet::dbus::errors::{
+    CallError, INVALID_ARGS, JOB_QUEUED, NO_SUCH_UNIT, TIMEOUT, UNKNOWN_PROPERTY,
+};
 use crate::fleet::dbus::values::{
     JobResult, JobType, Properties, Setting, UnitFileChange, UnitFileRow, UnitRow,
 };
@@ -23,6 +27,7 @@ const MASKED: &str = "org.freedesktop.systemd1.UnitMasked";
 const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
 const NO_SUCH_FILE: &str = "org.freedesktop.DBus.Error.FileNotFound";
 const SIGKILL: i32 = 9;
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The behaviour of a service in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +47,11 @@ pub enum Behaviour {
     Masked,
 }
 
-/// A systemd in memory.
-#[derive(Debug)]
+/// A systemd in memory. Clones are the same one.
+#[derive(Debug, Clone)]
 pub struct MemorySystemd {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    is_answering: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -87,7 +93,7 @@ impl MemorySystemd {
             default_target: "default.target".to_owned(),
             events,
         };
-        (Self { state: Mutex::new(state) }, receiver)
+        (Self { state: Arc::new(Mutex::new(state)), is_answering: watch::Sender::new(true) }, receiver)
     }
 
     /// Lets slow services finish their start, from now on.
@@ -98,6 +104,19 @@ impl MemorySystemd {
         for id in starting {
             state.execute(id);
         }
+    }
+
+    /// Sets whether calls are executed and answered. The other calls wait, or fail after the time
+    /// that a real bus has for a reply.
+    pub fn set_answering(&self, is_answering: bool) {
+        self.is_answering.send_replace(is_answering);
+    }
+
+    async fn turn(&self) -> Result<MutexGuard<'_, State>, CallError> {
+        let mut answering = self.is_answering.subscribe();
+        let waited = timeout(REPLY_TIMEOUT, answering.wait_for(|answering| *answering)).await;
+        let waited = waited.map(|_| ()).map_err(|_| CallError::new(TIMEOUT, "systemd does not answer"));
+        waited.map(|()| self.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -261,16 +280,16 @@ fn path(text: String) -> OwnedObjectPath {
 
 impl UnitControl for MemorySystemd {
     async fn queue_job(&self, request: JobRequest) -> Result<QueuedJob, CallError> {
-        self.lock().queue(request)
+        self.turn().await?.queue(request)
     }
 
     async fn cancel_job(&self, id: u32) -> Result<(), CallError> {
-        self.lock().end(id, JobResult::Cancelled);
+        self.turn().await?.end(id, JobResult::Cancelled);
         Ok(())
     }
 
     async fn jobs(&self) -> Result<Vec<(u32, String)>, CallError> {
-        Ok(self.lock().jobs.iter().map(|(id, job)| (*id, job.unit.clone())).collect())
+        Ok(self.turn().await?.jobs.iter().map(|(id, job)| (*id, job.unit.clone())).collect())
     }
 
     async fn kill(&self, unit: &str, who: &str, signal: i32) -> Result<(), CallError> {
@@ -300,7 +319,7 @@ impl UnitControl for MemorySystemd {
     }
 
     async fn freeze(&self, unit: &str) -> Result<(), CallError> {
-        self.lock().unit(unit)?.frozen = true;
+        self.turn().await?.unit(unit)?.frozen = true;
         Ok(())
     }
 
@@ -345,7 +364,7 @@ impl UnitControl for MemorySystemd {
     }
 
     async fn list_units(&self) -> Result<Vec<UnitRow>, CallError> {
-        let state = self.lock();
+        let state = self.turn().await?;
         let rows = state.units.iter().filter(|(name, _)| !name.contains("@."));
         let rows = rows.map(|(name, Unit { state: now, .. })| {
             let job = state.jobs.iter().find(|(_, job)| job.unit == *name);
@@ -438,7 +457,11 @@ impl UnitControl for MemorySystemd {
     }
 
     async fn watch(&self, units: Subscriptions) -> Result<(), CallError> {
-        self.lock().watched = units;
+        let watching = !units.is_empty();
+        let before = std::mem::replace(&mut self.lock().watched, units);
+        if watching == before.is_empty() {
+            drop(self.turn().await?);
+        }
         Ok(())
     }
 

@@ -27,7 +27,7 @@ use crate::runtime::backoff::doubling;
 use super::bus::{Live, Recipient, Request, Shared, lock};
 use super::calls::read_state;
 use super::job_table::result_of_lost;
-use super::properties::{SYSTEMD, SYSTEMD_PATH, UNIT_INTERFACE, change_of, job_of, unit_of};
+use super::properties::{SYSTEMD, SYSTEMD_PATH, UNIT_INTERFACE, change_of, job_of, unit_of, unit_path};
 use super::unit_cache::{Step, UnitCache};
 use super::{Event, UnitState};
 
@@ -271,6 +271,7 @@ impl<'a> Connected<'a> {
                 self.owner = (!new.is_empty()).then(|| new.to_owned());
                 if self.owner.is_some() {
                     info!("systemd has restarted");
+                    lock(&self.worker.shared.jobs).restarted();
                     self.begin();
                 }
             }
@@ -288,10 +289,16 @@ impl<'a> Connected<'a> {
         match member.as_str() {
             "JobRemoved" => {
                 type Removed<'a> = (u32, zbus::ObjectPath<'a>, &'a str, &'a str);
-                if let Ok((id, _, _, result)) = body.deserialize::<Removed<'_>>() {
+                if let Ok((id, _, unit, result)) = body.deserialize::<Removed<'_>>() {
                     let result = JobResult::from_systemd(result);
                     let recipients = lock(&self.worker.shared.jobs).removed(id, result);
-                    recipients.into_iter().for_each(|recipient| recipient.send(result));
+                    let is_named = |recipient: &Recipient| recipient.unit == unit;
+                    let (named, others): (Vec<_>, Vec<_>) = recipients.into_iter().partition(is_named);
+                    named.into_iter().for_each(|recipient| recipient.send(result));
+                    if !others.is_empty() {
+                        let ended = (unit.to_owned(), result);
+                        self.tasks.push(Box::pin(resolve_others(self.live.clone(), others, ended)));
+                    }
                 }
                 Vec::new()
             }
@@ -406,4 +413,18 @@ async fn resolve(live: Live, lost: Vec<Recipient>) -> Done {
         recipient.send(result);
     }
     Done::Resolved
+}
+
+/// Sends the results of jobs with the number of a job that has ended, whose unit has another name.
+/// The name is an alias of that unit, or the number is that of a job of an earlier systemd.
+async fn resolve_others(live: Live, others: Vec<Recipient>, (ended, result): (String, JobResult)) -> Done {
+    let mut lost = Vec::new();
+    for recipient in others {
+        let path = live.manager.load_unit(recipient.unit.clone()).await;
+        match path {
+            Ok(path) if path.as_str() == unit_path(&ended) => recipient.send(result),
+            _ => lost.push(recipient),
+        }
+    }
+    resolve(live, lost).await
 }

@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::Context as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tracing::info;
 
 use super::Args;
@@ -114,6 +116,7 @@ fn published(listening: SocketAddr, preferred: Option<IpAddr>) -> Vec<String> {
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
+    let hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     let target = args.globals.target_of(Role::Controller)?;
     let data = up::data_dir(&target.environment, None)?;
     let default = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
@@ -126,6 +129,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
     let (manager, address) = (role.manager.clone(), role.address());
+    service.start("hangup", OnEnd::StopOthers, |stop| ignore_hangups(hangup, stop));
     if let Some(socket) = socket {
         let local = manager.clone();
         service.start("socket", OnEnd::StopOthers, |stop| async move {
@@ -144,6 +148,16 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     info!(%address, "manager ready");
     output::data(&format!("listening on {address}\n")).context("cannot write to stdout")?;
     service.run().await
+}
+
+/// Logs each SIGHUP: there is no file to read again.
+async fn ignore_hangups(mut hangup: Signal, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+    loop {
+        tokio::select! {
+            () = stopped(&mut stop) => return Ok(()),
+            _ = hangup.recv() => info!("SIGHUP ignored: the nodes are the machines of the environment"),
+        }
+    }
 }
 
 #[cfg(test)]

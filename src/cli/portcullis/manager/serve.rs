@@ -65,11 +65,16 @@ fn read_config(path: &Path) -> anyhow::Result<ManagerFile> {
     Ok(ManagerFile::read(&text).map_err(wrong)?)
 }
 
-/// Returns the nodes of a file, with the certificates that it names.
-fn node_rules(file: &ManagerFile) -> anyhow::Result<NodeRules> {
+/// Returns the nodes of the file at `path`, with the certificates that it names.
+fn node_rules(file: &ManagerFile, path: &Path) -> anyhow::Result<NodeRules> {
     let mut rules = NodeRules::new();
     for (name, settings) in &file.nodes {
-        let certificate = settings.certificate.as_deref().map(read_certificate).transpose()?;
+        let read = |(certificate, line): &(PathBuf, usize)| {
+            let wrong =
+                |error| Usage::new(format!("{}: line {line}: Certificate: {error:#}", path.display()));
+            read_certificate(certificate).map_err(wrong)
+        };
+        let certificate = settings.certificate.as_ref().map(read).transpose()?;
         let may_depend_on = Some(settings.may_depend_on.clone());
         rules.insert(name.clone(), NodeRule { certificate, machine: None, may_depend_on });
     }
@@ -97,7 +102,7 @@ pub(super) async fn run(args: &Args, config: &Path) -> anyhow::Result<()> {
     let file = read_config(config)?;
     let manager = Manager::new(timing(&file), Leadership::Leading);
     manager.set_proxy_grace(args.proxy_grace()?);
-    manager.set_nodes(node_rules(&file)?);
+    manager.set_nodes(node_rules(&file, config)?);
     if let Some(level) = file.log_level {
         logging::set_level(level);
     }
@@ -173,7 +178,7 @@ async fn reload(
             () = stopped(&mut stop) => return Ok(()),
             _ = hangup.recv() => {}
         }
-        match read_config(&path).and_then(|file| Ok((node_rules(&file)?, file))) {
+        match read_config(&path).and_then(|file| Ok((node_rules(&file, &path)?, file))) {
             Ok((rules, file)) => {
                 if file.port != port {
                     warn!("another port takes effect after a restart");
