@@ -106,8 +106,7 @@ impl Probe {
     /// # Errors
     /// The reason; `None` if it is neither the certificate nor the protocol.
     pub async fn handshake(&self, host: &str, stream: TcpStream) -> Result<(), Option<HandshakeFailure>> {
-        let other = |error: &dyn fmt::Display| HandshakeFailure::Other(error.to_string());
-        let name = ServerName::try_from(host.to_owned()).map_err(|error| Some(other(&error)))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| None)?;
         let connected = TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await;
         connected.map(drop).map_err(|error| failure(&error, host))
     }
