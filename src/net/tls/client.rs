@@ -1,6 +1,7 @@
 //! The TLS configuration of outgoing connections: the trusted CAs, those of the system and those of
 //! files, and the certificate that the client presents, if it has one that is still valid.
 
+use std::error::Error as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tracing::warn;
 
 use super::certificate::Certificate;
 use super::files::{IdentityFiles, Reloaded, TlsError, add_ca_file};
@@ -26,7 +28,8 @@ pub struct ClientFiles {
     pub ca: Option<PathBuf>,
     /// The client's own certificate.
     pub identity: Option<IdentityFiles>,
-    /// The files of a machine's identity. They may not exist yet, and are used once they do.
+    /// The files of a machine's identity. They are used once they exist and can be used: without
+    /// them, the machine can still get new ones.
     pub machine: Option<MachineFiles>,
 }
 
@@ -46,7 +49,21 @@ impl ClientFiles {
         identities.chain(ca).collect()
     }
 
-    fn read(&self, system: &[CertificateDer<'static>]) -> Result<Current, TlsError> {
+    /// Reads the files for the first time: unusable files of the machine count as missing ones.
+    fn read_first(&self, system: &[CertificateDer<'static>]) -> Result<Current, TlsError> {
+        self.read(system, |error| {
+            let cause = error.source().map(ToString::to_string);
+            warn!(%error, cause, "certificate files of the machine cannot be used");
+            Ok(())
+        })
+    }
+
+    /// Reads the files. `refuse` decides about an unusable file of the machine.
+    fn read(
+        &self,
+        system: &[CertificateDer<'static>],
+        refuse: impl Fn(TlsError) -> Result<(), TlsError>,
+    ) -> Result<Current, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let mut roots = RootCertStore::empty();
         // Invalid certificates among those of the system are ignored.
@@ -56,8 +73,8 @@ impl ClientFiles {
         }
         let mut identity = self.identity.as_ref().map(|files| files.read(&provider)).transpose()?;
         if let Some(machine) = &self.machine {
-            existing(add_ca_file(&mut roots, &machine.ca))?;
-            identity = identity.or(existing(machine.identity.read(&provider))?);
+            usable(add_ca_file(&mut roots, &machine.ca), &refuse)?;
+            identity = identity.or(usable(machine.identity.read(&provider), &refuse)?);
         }
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -74,12 +91,15 @@ impl ClientFiles {
     }
 }
 
-/// A result without a file that does not exist.
-fn existing<T>(read: Result<T, TlsError>) -> Result<Option<T>, TlsError> {
+/// A result without a file that does not exist, or that is not refused.
+fn usable<T>(
+    read: Result<T, TlsError>,
+    refuse: impl Fn(TlsError) -> Result<(), TlsError>,
+) -> Result<Option<T>, TlsError> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(TlsError::Missing(_)) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => refuse(error).map(|()| None),
     }
 }
 
@@ -141,7 +161,8 @@ impl Loaded {
         if system.is_empty() && files.ca.is_none() && files.machine.is_none() {
             return Err(io::Error::other(TlsError::NoRoots));
         }
-        let current = Reloaded::new(&files.paths(), || files.read(&system)).map_err(io::Error::other)?;
+        let current =
+            Reloaded::new(&files.paths(), || files.read_first(&system)).map_err(io::Error::other)?;
         Ok(Self { system, current })
     }
 }
@@ -150,7 +171,8 @@ impl ClientTls {
     /// # Errors
     /// If the files cannot be used.
     pub fn load(files: ClientFiles) -> Result<Self, TlsError> {
-        files.read(&[])?;
+        // The files of a machine are read, and reported, with the first connection.
+        ClientFiles { machine: None, ..files.clone() }.read(&[], Err)?;
         Ok(Self(Arc::new(Inner { files, ..Inner::default() })))
     }
 
@@ -179,7 +201,7 @@ impl ClientTls {
     async fn current(&self) -> io::Result<Current> {
         let Inner { files, loaded } = &*self.0;
         let Loaded { system, current } = loaded.get_or_try_init(|| Loaded::load(files)).await?;
-        Ok(current.get(&files.paths(), || files.read(system)))
+        Ok(current.get(&files.paths(), || files.read(system, Err)))
     }
 }
 

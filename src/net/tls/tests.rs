@@ -122,6 +122,39 @@ async fn a_listener_uses_replaced_files_without_a_restart() {
     assert_eq!(handshake(&server, &after).await.unwrap(), ["old-client"]);
 }
 
+#[tokio::test]
+async fn a_machine_with_unusable_files_connects_without_a_certificate() {
+    let (directory, ca) = (tempfile::tempdir().unwrap(), new_ca());
+    let directory = directory.path();
+    let ca_file = write(directory, "ca.pem", ca.certificate());
+    let client_ca = Some((ca_file.clone(), ClientAuth::Optional));
+    let identity = issue(directory, &ca, "localhost");
+    let server = ServerTls::load(ServerFiles { identity, client_ca }).unwrap();
+    let (own, other) = (issue(directory, &ca, "machine-3"), issue(directory, &ca, "machine-4"));
+    let names = async |certificates: &Path, key: &Path, machine_ca: &Path| {
+        let identity = IdentityFiles { certificates: certificates.to_owned(), key: key.to_owned() };
+        let machine = Some(MachineFiles { ca: machine_ca.to_owned(), identity });
+        let client = ClientTls::load(ClientFiles { ca: Some(ca_file.clone()), identity: None, machine });
+        handshake(&server, &client.unwrap()).await.unwrap()
+    };
+    let (certificates, key) = (&*own.certificates, &*own.key);
+    let [empty, absent] = [write(directory, "empty", ""), directory.join("absent")];
+    assert_eq!(names(certificates, key, &ca_file).await, ["machine-3"]);
+    for (certificates, key) in
+        [(certificates, &*other.key), (&*empty, key), (certificates, &*empty), (certificates, &*absent)]
+    {
+        assert!(names(certificates, key, &ca_file).await.is_empty(), "{certificates:?} {key:?}");
+    }
+    assert_eq!(names(certificates, key, &empty).await, ["machine-3"]);
+    fs::set_permissions(key, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(names(certificates, key, &ca_file).await.is_empty());
+    // Files that an operator names are an error.
+    let named = IdentityFiles { key: other.key, ..own };
+    let refused =
+        ClientTls::load(ClientFiles { ca: None, identity: Some(named), machine: None }).unwrap_err();
+    assert!(matches!(refused, TlsError::KeyMismatch { .. }), "{refused}");
+}
+
 #[test]
 fn unusable_files_are_refused_with_the_reason() {
     let (directory, ca) = (tempfile::tempdir().unwrap(), new_ca());
