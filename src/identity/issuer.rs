@@ -1,7 +1,6 @@
 //! The issuer: answers the requests of machines with the authority's key, after a change and at
 //! every resync. Several issuers of one environment may run: an answer is written only at the
-//! version that was read, so they do not overwrite each other. `plan` decides. At every resync it
-//! also deletes expired offers to hosts that may join.
+//! version that was read, so they do not overwrite each other. `plan` decides.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -19,7 +18,6 @@ use crate::runtime::reconcile::STORE_PAUSE;
 use crate::runtime::service::stopped;
 use crate::store::certificates::{Answer, Answered, answer, read_applicants, read_authority};
 use crate::store::changes::{Changes, Key, Watched};
-use crate::store::joining::delete_expired_offers;
 use crate::store::tree::{self, Tree};
 use crate::store::{Error, list_machines};
 
@@ -89,22 +87,9 @@ impl<T: Tree> Issuer<T> {
                     .collect()
             };
             for machines in machines.chunks(BATCH) {
-                if dirty.everything() {
-                    self.delete_expired_offers(machines).await?;
-                }
                 self.pass(machines).await?;
             }
         }
-    }
-
-    /// Deletes the offers of tokens that have expired. A joining host compares the time of expiry
-    /// with its own clock, which may be wrong.
-    async fn delete_expired_offers(&self, machines: &[MachineId]) -> Result<(), tree::Error> {
-        let deleted = delete_expired_offers(&self.tree, machines, (self.clock)()).await?;
-        if deleted > 0 {
-            info!(deleted, "expired tokens for machines deleted");
-        }
-        Ok(())
     }
 
     /// Answers the requests of these machines. A machine that cannot be answered does not delay
