@@ -33,8 +33,8 @@ use crate::model::{MachineId, OperatorName, number_name};
 pub struct NodeRule {
     /// The only certificate (DER) that the node may present; `None` does not restrict it.
     pub certificate: Option<Bytes>,
-    /// The machine that the node is. Its certificate may have the name with the machine's number
-    /// instead of the node's own name.
+    /// The machine that the node is. Its certificate has to have the name with the machine's number
+    /// instead of the node's own name, which may be an address of another machine.
     pub machine: Option<MachineId>,
 }
 
@@ -46,7 +46,10 @@ impl NodeRule {
 
     /// Whether a certificate with this name is that of the node.
     fn is_proved_by(&self, node: &NodeName, name: &str) -> bool {
-        name == node.as_str() || self.machine.is_some_and(|machine| name == number_name(machine))
+        match self.machine {
+            Some(machine) => name == number_name(machine),
+            None => name == node.as_str(),
+        }
     }
 }
 
