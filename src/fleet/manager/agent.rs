@@ -9,6 +9,7 @@ use tracing::{info, warn};
 use zbus::message::{Flags, Type};
 use zbus::{Connection, Message};
 
+use super::operator::Operator;
 use super::properties::unit_state;
 use super::{Leadership, Manager, NodeRule};
 use crate::fleet::dbus::accept::Proof;
@@ -62,13 +63,13 @@ impl Manager {
     /// Serves an accepted connection until it ends: as an agent, if its first message registers a
     /// node in time, or as an operator.
     pub(super) async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
-        let is_operator = match &proof {
-            Proof::Certificate { names, .. } => names.iter().any(|name| self.is_operator(name)),
-            Proof::LocalUser(user) => [0, self.0.own_user].contains(user),
-            Proof::None => false,
+        let operator = match &proof {
+            Proof::Certificate { names, .. } => self.operator_with(names),
+            Proof::LocalUser(user) => [0, self.0.own_user].contains(user).then_some(Operator::Permanent),
+            Proof::None => None,
         };
-        if matches!(proof, Proof::Certificate { .. }) && is_operator {
-            return self.serve_operator(peer, None).await;
+        if let (Proof::Certificate { .. }, Some(operator)) = (&proof, &operator) {
+            return self.serve_operator(peer, operator.clone(), None).await;
         }
         let Ok(Some(first)) = timeout_at(accepted + HANDSHAKE_TIMEOUT, peer.next()).await else { return };
         let header = first.header();
@@ -76,8 +77,8 @@ impl Manager {
             && header.interface().is_some_and(|name| *name == names::INTERNAL_MANAGER_INTERFACE)
             && header.member().is_some_and(|name| *name == "Register");
         drop(header);
-        if !is_register && is_operator {
-            return self.serve_operator(peer, Some(first)).await;
+        if let (false, Some(operator)) = (is_register, operator) {
+            return self.serve_operator(peer, operator, Some(first)).await;
         }
         let registered = if is_register {
             self.register(&first, &proof, &peer, &from)
@@ -105,10 +106,15 @@ impl Manager {
         }
     }
 
-    /// Whether a certificate with this name is that of an operator, who may call all methods.
-    fn is_operator(&self, name: &str) -> bool {
-        let added = || name.strip_prefix(OPERATOR)?.strip_prefix('-')?.parse().ok();
-        name == OPERATOR || added().is_some_and(|added| self.state().operators.contains(&added))
+    /// The operator whose certificate has these names. Operators may call all methods.
+    fn operator_with(&self, names: &[String]) -> Option<Operator> {
+        if names.iter().any(|name| name == OPERATOR) {
+            return Some(Operator::Permanent);
+        }
+        let added = |name: &String| name.strip_prefix(OPERATOR)?.strip_prefix('-')?.parse().ok();
+        let state = self.state();
+        let found = names.iter().filter_map(added).find(|added| state.operators.contains(added));
+        found.map(Operator::Added)
     }
 
     /// Checks a registration, and reserves the name of the node.

@@ -108,10 +108,12 @@ impl Manager {
         self.run(tasks);
     }
 
-    /// Sets the operators besides the first one, who may call all methods. Connections that are
-    /// open are not affected.
+    /// Sets the operators besides the first one, who may call all methods. The connections of
+    /// operators that are no longer in the set are closed.
     pub fn set_operators(&self, operators: BTreeSet<OperatorName>) {
-        self.state().operators = operators;
+        let mut state = self.state();
+        state.clients.retain_operators(&operators);
+        state.operators = operators;
     }
 
     /// Sets the intervals for connections that begin later.
