@@ -213,7 +213,8 @@ mod tests {
         let identity = IdentityFiles { certificates: directory.join("pem"), key: directory.join("key") };
         replace(&identity.key, key.expose().as_bytes(), Privacy::Secret).unwrap();
         replace(&identity.certificates, chain.as_bytes(), Privacy::Plain).unwrap();
-        ClientTls::load(ClientFiles { identity: Some(identity), ..ClientFiles::default() }).unwrap()
+        let files = ClientFiles { system_roots: true, identity: Some(identity), ..ClientFiles::default() };
+        ClientTls::load(files).unwrap()
     }
 
     /// Answers 401 to calls without a token at the host `tokens`, and records the others.

@@ -1,5 +1,5 @@
-//! The TLS configuration of outgoing connections: the trusted CAs, those of the system and those of
-//! files, and the certificate that the client presents, if it has one that is still valid.
+//! The TLS configuration of outgoing connections: the trusted CAs, those of files and on request those
+//! of the system, and the certificate that the client presents, if it has one that is still valid.
 
 use std::error::Error as _;
 use std::io;
@@ -24,7 +24,10 @@ use crate::runtime::clock::wall_ms;
 /// The files of a client.
 #[derive(Debug, Clone, Default)]
 pub struct ClientFiles {
-    /// CAs that are trusted besides those of the system.
+    /// Whether the CAs of the system are trusted, too. Any of them could issue a certificate with
+    /// the name of a server of the environment.
+    pub system_roots: bool,
+    /// Further CAs that are trusted.
     pub ca: Option<PathBuf>,
     /// The client's own certificate.
     pub identity: Option<IdentityFiles>,
@@ -156,8 +159,19 @@ struct Loaded {
 
 impl Loaded {
     async fn load(files: &ClientFiles) -> io::Result<Self> {
-        let system = tokio::task::spawn_blocking(|| rustls_native_certs::load_native_certs().certs);
-        let system = system.await.map_err(io::Error::other)?;
+        Self::with(files, || rustls_native_certs::load_native_certs().certs).await
+    }
+
+    /// Loads the files, and the CAs of the system with `native`.
+    async fn with(
+        files: &ClientFiles,
+        native: impl FnOnce() -> Vec<CertificateDer<'static>> + Send + 'static,
+    ) -> io::Result<Self> {
+        let system = if files.system_roots {
+            tokio::task::spawn_blocking(native).await.map_err(io::Error::other)?
+        } else {
+            Vec::new()
+        };
         if system.is_empty() && files.ca.is_none() && files.machine.is_none() {
             return Err(io::Error::other(TlsError::NoRoots));
         }
@@ -212,5 +226,37 @@ pub struct ConfigVersion(Arc<ClientConfig>);
 impl PartialEq for ConfigVersion {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::pem::PemObject as _;
+
+    use super::*;
+    use crate::net::tls::tests::{handshake, issue, new_ca, write};
+    use crate::net::tls::{ServerFiles, ServerTls};
+
+    /// A client on a system that trusts `system`.
+    async fn client_on(system: CertificateDer<'static>, files: ClientFiles) -> ClientTls {
+        let loaded = Loaded::with(&files, || vec![system]).await.unwrap();
+        ClientTls(Arc::new(Inner { files, loaded: OnceCell::new_with(Some(loaded)) }))
+    }
+
+    #[tokio::test]
+    async fn cas_of_the_system_are_trusted_on_request_only() {
+        let (directory, public, own) = (tempfile::tempdir().unwrap(), new_ca(), new_ca());
+        let directory = directory.path();
+        let ca = write(directory, "own.pem", own.certificate());
+        let system = CertificateDer::from_pem_slice(public.certificate().as_bytes()).unwrap();
+        for (issuer, system_roots, is_trusted) in
+            [(&public, true, true), (&public, false, false), (&own, true, true), (&own, false, true)]
+        {
+            let identity = issue(directory, issuer, "localhost");
+            let server = ServerTls::load(ServerFiles { identity, client_ca: None }).unwrap();
+            let files = ClientFiles { ca: Some(ca.clone()), system_roots, ..ClientFiles::default() };
+            let connected = handshake(&server, &client_on(system.clone(), files).await).await;
+            assert_eq!(connected.is_ok(), is_trusted, "{connected:?}");
+        }
     }
 }

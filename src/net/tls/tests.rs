@@ -19,7 +19,7 @@ pub(super) fn new_ca() -> Authority {
 }
 
 /// Replaces the file as an operator would: a new file is renamed over the old one.
-fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
+pub(super) fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
     let (path, new) = (directory.join(name), directory.join("new"));
     fs::write(&new, contents).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
@@ -28,7 +28,7 @@ fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
 }
 
 /// Writes `NAME.pem` and `NAME.key`.
-fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
+pub(super) fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
     let key = PrivateKey::generate().unwrap();
     let validity = Validity::starting(wall_ms(), MACHINE_LIFETIME);
     let chain = ca.issue_for(&key, &Names::of([name]), validity).unwrap();
@@ -40,7 +40,7 @@ fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
 
 /// Returns the names of the client's certificate as the server sees them, if both sides accept the
 /// other's certificate.
-async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Vec<String>> {
+pub(super) async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Vec<String>> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let accepted = async {
@@ -64,7 +64,7 @@ async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Ve
 }
 
 fn trusting(ca_file: &Path, identity: Option<IdentityFiles>) -> ClientTls {
-    ClientTls::load(ClientFiles { ca: Some(ca_file.to_owned()), identity, machine: None }).unwrap()
+    ClientTls::load(ClientFiles { ca: Some(ca_file.to_owned()), identity, ..ClientFiles::default() }).unwrap()
 }
 
 #[tokio::test]
@@ -134,7 +134,8 @@ async fn a_machine_with_unusable_files_connects_without_a_certificate() {
     let names = async |certificates: &Path, key: &Path, machine_ca: &Path| {
         let identity = IdentityFiles { certificates: certificates.to_owned(), key: key.to_owned() };
         let machine = Some(MachineFiles { ca: machine_ca.to_owned(), identity });
-        let client = ClientTls::load(ClientFiles { ca: Some(ca_file.clone()), identity: None, machine });
+        let client =
+            ClientTls::load(ClientFiles { ca: Some(ca_file.clone()), machine, ..ClientFiles::default() });
         handshake(&server, &client.unwrap()).await.unwrap()
     };
     let (certificates, key) = (&*own.certificates, &*own.key);
@@ -151,7 +152,7 @@ async fn a_machine_with_unusable_files_connects_without_a_certificate() {
     // Files that an operator names are an error.
     let named = IdentityFiles { key: other.key, ..own };
     let refused =
-        ClientTls::load(ClientFiles { ca: None, identity: Some(named), machine: None }).unwrap_err();
+        ClientTls::load(ClientFiles { identity: Some(named), ..ClientFiles::default() }).unwrap_err();
     assert!(matches!(refused, TlsError::KeyMismatch { .. }), "{refused}");
 }
 
