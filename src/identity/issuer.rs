@@ -7,11 +7,12 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
 use super::plan::{Action, Step, plan};
 use crate::model::MachineId;
+use crate::net::log_limit::LogLimit;
 use crate::net::tls::authority::{Authority, MACHINE_LIFETIME, Validity};
 use crate::runtime::clock::utc;
 use crate::runtime::reconcile::STORE_PAUSE;
@@ -39,11 +40,15 @@ pub struct Issuer<T> {
     failing: BTreeSet<MachineId>,
     /// Whether an error about another authority was logged.
     is_refused: bool,
+    /// The log lines about refused requests: a machine can make any number of them.
+    refusals: LogLimit,
+    since: Instant,
 }
 
 impl<T: Tree> Issuer<T> {
     pub fn new(tree: T, authority: Authority, clock: fn() -> u64) -> Self {
-        Self { tree, authority, clock, failing: BTreeSet::new(), is_refused: false }
+        let (failing, refusals) = (BTreeSet::new(), LogLimit::default());
+        Self { tree, authority, clock, failing, is_refused: false, refusals, since: Instant::now() }
     }
 
     /// Runs until `stop` is set.
@@ -130,7 +135,7 @@ impl<T: Tree> Issuer<T> {
         Ok(!is_other)
     }
 
-    async fn apply(&self, step: Step, now_ms: u64) -> Result<(), tree::Error> {
+    async fn apply(&mut self, step: Step, now_ms: u64) -> Result<(), tree::Error> {
         let Step { machine, version, request, action } = step;
         let given = match action {
             Action::Refuse(reason) => Answer::Refused(reason),
@@ -146,7 +151,10 @@ impl<T: Tree> Issuer<T> {
             }
         };
         if let Answer::Refused(reason) = &given {
-            warn!(%machine, %reason, "request for a certificate refused");
+            let since_ms = i64::try_from(self.since.elapsed().as_millis()).unwrap_or(i64::MAX);
+            if let Some(unlogged) = self.refusals.note(since_ms) {
+                warn!(%machine, %reason, unlogged, "request for a certificate refused");
+            }
         }
         // If another issuer has answered first, its write causes an event, and the next pass checks
         // it.
