@@ -17,6 +17,8 @@ use tokio_rustls::TlsConnector;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeFailure {
     OtherCa,
+    /// The CA certificate is searched in the server's chain, and the chain has none.
+    NoCa,
     Expired,
     NotYetValid,
     OtherName(String),
@@ -29,6 +31,7 @@ impl fmt::Display for HandshakeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OtherCa => f.write_str("the server's certificate was issued by another CA"),
+            Self::NoCa => f.write_str("the server does not send its CA certificate"),
             Self::Expired => {
                 f.write_str("the server's certificate has expired, or the clock of this machine is wrong")
             }
