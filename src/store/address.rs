@@ -106,7 +106,7 @@ impl FromStr for Address {
 }
 
 /// `HOST:PORT` without the port and without the brackets of an IPv6 address.
-pub(super) fn name_of(host: &str) -> &str {
+pub fn name_of(host: &str) -> &str {
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
     name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name)
 }
