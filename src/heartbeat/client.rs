@@ -13,7 +13,6 @@ use crate::heartbeat::core::token;
 use crate::model::MachineId;
 use crate::net::http::client::{Call, HttpClient};
 use crate::net::tls::ClientTls;
-use crate::net::tls::probe::refused_certificate;
 use crate::runtime::backoff::doubling;
 use crate::runtime::clock::{utc, wall_ms};
 
@@ -148,10 +147,7 @@ impl BeatClient {
             debug!(tracker = %trackers[at], ?answer, "beat not accepted");
             problem = match answer {
                 Ok(status) => format!("{} answered {status}", trackers[at]),
-                Err(error) => {
-                    let refused = refused_certificate(&error).map(str::to_owned);
-                    format!("{}: {}", trackers[at], refused.unwrap_or_else(|| error.to_string()))
-                }
+                Err(error) => format!("{}: {}", trackers[at], error.problem(&trackers[at])),
             };
         }
         Err(problem)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use portcullis::fleet::address::ManagerAddress;
 use portcullis::fleet::dbus::accept::TcpPolicy;
 use portcullis::fleet::dbus::connect::{Security, connect};
 use portcullis::fleet::dbus::errors;
@@ -108,6 +109,46 @@ async fn a_certificate_proves_its_own_names_only() {
     let node = Client::new(peer.connection, peer.messages);
     assert_eq!(node.call(MANAGER, "ListNodes", &()).await.unwrap_err().name, errors::ACCESS_DENIED);
     drop(agent);
+}
+
+/// The lines of clients that a manager's certificate or protocol does not satisfy; the last
+/// connection is the control.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_handshakes_with_a_manager_name_the_remedy() {
+    let (tls, other) = (Tls::new(), Tls::new());
+    let world = World::with(&["n1"], patient(), tls.policy.clone(), None).await;
+    let without_tls = World::start(&["n1"]).await;
+    let line = async |address: &ManagerAddress, client: Security| {
+        let connected = connect(address, &client).await.map(drop);
+        connected.map_err(|error| error.to_string().replace(&address.to_string(), "MANAGER"))
+    };
+    let named = |name: &str| match tls.with_names(&["n1"]) {
+        Security::Tls { tls, .. } => Security::Tls { tls, server_name: Some(name.to_owned()) },
+        Security::Plain => Security::Plain,
+    };
+    for (address, client, problem) in [
+        (
+            &world.tcp,
+            other.with_names(&["n1"]),
+            "the server's certificate was issued by another CA: `juju machine renew N` gives machine N the CA \
+             of its environment, and --ca-file names another one",
+        ),
+        (
+            &world.tcp,
+            named("elsewhere"),
+            "the server's certificate is not valid for 'elsewhere': use a name or an address that is in it",
+        ),
+        (
+            &without_tls.tcp,
+            tls.with_names(&["n1"]),
+            "the server does not use TLS on this port: choose its TLS port, or connect without TLS, as http:// \
+             does",
+        ),
+    ] {
+        let expected = format!("the TLS handshake with the manager at MANAGER failed: {problem}");
+        assert_eq!(line(address, client).await, Err(expected));
+    }
+    assert_eq!(line(&world.tcp, named("controller")).await, Ok(()));
 }
 
 /// Addresses of machines are in their certificates, and an address may be the name of another one.
@@ -229,7 +270,7 @@ async fn a_second_agent_is_refused_until_the_first_is_silent_for_too_long() {
 async fn connections_that_never_finish_a_handshake_are_closed_and_delay_no_other() {
     let tls = Tls::new();
     let world = World::with(&["n1"], patient(), tls.policy.clone(), None).await;
-    let portcullis::fleet::address::ManagerAddress::Tcp { host, port } = &world.tcp else { panic!() };
+    let ManagerAddress::Tcp { host, port } = &world.tcp else { panic!() };
     let mut silent = Vec::new();
     for first in [&b""[..], &[0], &[0x16, 3, 1], b"GET / HTTP/1.1\r\n\r\n"] {
         let mut stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await.unwrap();

@@ -285,7 +285,10 @@ pub(super) fn check_proof(
     match proof {
         Proof::Certificate { names, der } => {
             if !names.iter().any(|proved| rule.is_proved_by(name, proved)) {
-                return refuse(format!("the certificate is not valid for '{name}'"));
+                let remedy = rule.machine.map_or_else(String::new, |machine| {
+                    format!("; `juju machine renew {machine}` issues one to the machine with this name")
+                });
+                return refuse(format!("the certificate is not valid for '{name}'{remedy}"));
             }
             if rule.certificate.as_ref().is_some_and(|expected| expected != der) {
                 return refuse(format!("'{name}' has to present another certificate"));
