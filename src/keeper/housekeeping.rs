@@ -228,7 +228,8 @@ impl Server {
         let Some(connection) = self.connections.get(id) else { return };
         if let Some(unlogged) = self.service.refusals.note(Reason::BadFrame, now.mono_ms) {
             if length.to_be_bytes()[0] == TLS_HANDSHAKE {
-                return warn!(addr = %connection.addr, reason = UNEXPECTED_TLS, unlogged, "connection refused");
+                let addr = connection.addr;
+                return warn!(%addr, reason = UNEXPECTED_TLS, unlogged, "connection refused");
             }
             let identities = RedactedIdentities(self.service.identities.of(id));
             warn!(addr = %connection.addr, %identities, length, limit, unlogged,

@@ -208,8 +208,8 @@ fn clients_with_the_wrong_protocol_are_logged_with_the_remedy() {
         (
             false,
             HELLO,
-            "the client uses TLS and this listener does not: name it without tls:// or https://, or choose its \
-             TLS port",
+            "the client uses TLS and this listener does not: name it without tls:// or https://, or choose \
+             its TLS port",
         ),
     ] {
         let operator = Operator::with_store("");

@@ -130,8 +130,8 @@ async fn failed_handshakes_with_a_manager_name_the_remedy() {
         (
             &world.tcp,
             other.with_names(&["n1"]),
-            "the server's certificate was issued by another CA: `juju machine renew N` gives machine N the CA \
-             of its environment, and --ca-file names another one",
+            "the server's certificate was issued by another CA: `juju machine renew N` gives machine N the \
+             CA of its environment, and --ca-file names another one",
         ),
         (
             &world.tcp,
@@ -141,8 +141,8 @@ async fn failed_handshakes_with_a_manager_name_the_remedy() {
         (
             &without_tls.tcp,
             tls.with_names(&["n1"]),
-            "the server does not use TLS on this port: choose its TLS port, or connect without TLS, as http:// \
-             does",
+            "the server does not use TLS on this port: choose its TLS port, or connect without TLS, as \
+             http:// does",
         ),
     ] {
         let expected = format!("the TLS handshake with the manager at MANAGER failed: {problem}");

@@ -30,9 +30,9 @@ enum Action {
     /// Add an operator with credentials and a certificate of its own
     #[command(after_help = "\
 Writes NAME.json, NAME.key and NAME.pem to $XDG_CONFIG_HOME/portcullis/ENV-operators (default: \
-~/.config/portcullis/ENV-operators). In the same place on the host of the new operator, NAME.json is saved as \
-ENV.json, NAME.key as ENV-identity/operator.key and NAME.pem as ENV-identity/operator.pem, the first two with \
-mode 0600. `juju node` uses the certificate; it is valid for a year.
+~/.config/portcullis/ENV-operators). In the same place on the host of the new operator, NAME.json is \
+saved as ENV.json, NAME.key as ENV-identity/operator.key and NAME.pem as ENV-identity/operator.pem, the \
+first two with mode 0600. `juju node` uses the certificate; it is valid for a year.
 
 Examples:
   juju operator add alice")]
@@ -44,8 +44,8 @@ Examples:
     /// Issue a new certificate with a new key for an operator
     #[command(after_help = "\
 Requires the key of the environment's authority, which is on the host that bootstrapped. Writes NAME.key and \
-NAME.pem as `juju operator add` does; the credentials stay the same. The certificate of the first operator is \
-renewed by the process that issues certificates.
+NAME.pem as `juju operator add` does; the credentials stay the same. The certificate of the first operator \
+is renewed by the process that issues certificates.
 
 Examples:
   juju operator renew alice")]

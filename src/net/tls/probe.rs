@@ -50,7 +50,8 @@ impl HandshakeFailure {
     fn remedy(&self) -> Option<&'static str> {
         Some(match self {
             Self::OtherCa => {
-                "`juju machine renew N` gives machine N the CA of its environment, and --ca-file names another one"
+                "`juju machine renew N` gives machine N the CA of its environment, and --ca-file names \
+                 another one"
             }
             Self::NoCa => "append the CA certificate to the certificate file of the server",
             Self::Expired | Self::NotYetValid => {
@@ -98,8 +99,8 @@ pub fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<
             | AlertDescription::CertificateUnknown
             | AlertDescription::DecryptError,
         )) => Some(
-            "the server refused the certificate of this client: another CA issued it, and `juju machine renew \
-             ID` issues a new one",
+            "the server refused the certificate of this client: another CA issued it, and `juju machine \
+             renew ID` issues a new one",
         ),
         Some(_) => None,
         None => error.source().and_then(refused_certificate),

@@ -16,10 +16,11 @@ use crate::net::log_limit::LogLimit;
 pub const TLS_HANDSHAKE: u8 = 0x16;
 
 /// The client of a plain listener begins a TLS handshake.
-pub const UNEXPECTED_TLS: &str = "the client uses TLS and this listener does not: name it without tls:// or https://, or choose its \
-     TLS port";
+pub const UNEXPECTED_TLS: &str = "the client uses TLS and this listener does not: name it without \
+                                      tls:// or https://, or choose its TLS port";
 
-/// Returns why a client was refused, and the remedy; `None` if the connection just ended, as those of port scans do.
+/// Returns why a client was refused, and the remedy; `None` if the connection just ended, as those of
+/// port scans do.
 pub fn refused_client(error: &io::Error) -> Option<&'static str> {
     let tls = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match tls {
@@ -27,21 +28,21 @@ pub fn refused_client(error: &io::Error) -> Option<&'static str> {
             "the client does not use TLS: begin the address of this listener with tls:// or https://"
         }
         Error::NoCertificatesPresented => {
-            "the client presented no certificate: `juju machine renew N` issues a new one to machine N if it \
-             has expired"
+            "the client presented no certificate: `juju machine renew N` issues a new one to machine N \
+             if it has expired"
         }
         Error::InvalidCertificate(problem) => match problem {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                "the client's certificate was issued by another CA: `juju machine renew N` issues one of this \
-                 environment to machine N"
+                "the client's certificate was issued by another CA: `juju machine renew N` issues one of \
+                 this environment to machine N"
             }
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                "the client's certificate has expired, or the clock of this machine is wrong: compare the \
-                 clocks, or issue a new one with `juju machine renew N`"
+                "the client's certificate has expired, or the clock of this machine is wrong: compare \
+                 the clocks, or issue a new one with `juju machine renew N`"
             }
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                "the client's certificate is not valid yet, or the clock of this machine is wrong: compare the \
-                 clocks, or issue a new one with `juju machine renew N`"
+                "the client's certificate is not valid yet, or the clock of this machine is wrong: compare \
+                 the clocks, or issue a new one with `juju machine renew N`"
             }
             _ => "the client's certificate is invalid",
         },
@@ -52,8 +53,8 @@ pub fn refused_client(error: &io::Error) -> Option<&'static str> {
             | AlertDescription::CertificateExpired
             | AlertDescription::DecryptError,
         ) => {
-            "the client does not accept the certificate of this listener: give it the CA certificate with --ca \
-             or --ca-file"
+            "the client does not accept the certificate of this listener: give it the CA certificate with \
+             --ca or --ca-file"
         }
         _ => return None,
     })
@@ -190,8 +191,8 @@ mod tests {
             (
                 Some((&ca, None)),
                 Some(
-                    "the client presented no certificate: `juju machine renew N` issues a new one to machine N \
-                     if it has expired",
+                    "the client presented no certificate: `juju machine renew N` issues a new one to \
+                     machine N if it has expired",
                 ),
             ),
             (
@@ -210,7 +211,8 @@ mod tests {
             (
                 presenting(&ca, now_ms + DAY),
                 Some(&*format!(
-                    "the client's certificate is not valid yet, or the clock of this machine is wrong: {clock}"
+                    "the client's certificate is not valid yet, or the clock of this machine is wrong: \
+                     {clock}"
                 )),
             ),
             (

@@ -233,8 +233,8 @@ async fn refused_client_certificates_have_a_reason() {
         probe::refused_certificate(&refused).unwrap_or_else(|| panic!("{refused:?}"))
     };
     assert_eq!(handshake(&server, &trusting(&ca_file, Some(issue(&ca, "a", valid)))).await.unwrap(), ["a"]);
-    let required = "the server requires a certificate of the client: `juju machine renew N` issues a new one if \
-                    it has expired";
+    let required = "the server requires a certificate of the client: `juju machine renew N` issues a new one \
+                    if it has expired";
     assert_eq!(reason(None).await, required);
     let another_ca = "the server refused the certificate of this client: another CA issued it, and `juju \
                       machine renew ID` issues a new one";
@@ -244,8 +244,8 @@ async fn refused_client_certificates_have_a_reason() {
     let early = reason(Some(issue(&ca, "c", early))).await;
     assert_eq!(
         early,
-        "the server refused the certificate of this client, which has expired or is not valid yet: compare the \
-         clocks, or issue a new one with `juju machine renew ID`"
+        "the server refused the certificate of this client, which has expired or is not valid yet: compare \
+         the clocks, or issue a new one with `juju machine renew ID`"
     );
     // The client itself holds an expired certificate back, and the server requires one.
     let expired = Validity { from_ms: now - 3 * DAY, until_ms: now - DAY };

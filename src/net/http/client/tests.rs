@@ -280,8 +280,8 @@ async fn failures_of_tls_name_the_remedy() {
         (
             Some((&other, "localhost", now)),
             "https",
-            Err("the server's certificate was issued by another CA: `juju machine renew N` gives machine N the \
-                 CA of its environment, and --ca-file names another one"
+            Err("the server's certificate was issued by another CA: `juju machine renew N` gives machine N \
+                 the CA of its environment, and --ca-file names another one"
                 .to_owned()),
         ),
         (
@@ -301,7 +301,8 @@ async fn failures_of_tls_name_the_remedy() {
         (
             Some((&ca, "elsewhere", now)),
             "https",
-            Err("the server's certificate is not valid for 'localhost': use a name or an address that is in it"
+            Err("the server's certificate is not valid for 'localhost': use a name or an address that is \
+                 in it"
                 .to_owned()),
         ),
         (
