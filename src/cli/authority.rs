@@ -31,9 +31,13 @@ struct Wire {
 }
 
 /// Returns the fingerprint of the CA certificate in the address of a store; `None` without TLS.
+/// Refuses several certificates: a joining host looks for one of them in the server's chain.
 pub(super) fn ca_fingerprint(store: &Address) -> anyhow::Result<Option<String>> {
-    let ca = store.ca().filter(|_| store.is_tls());
-    ca.map(|ca| Ok(Certificate::parse(ca)?.fingerprint().to_string())).transpose()
+    let Some(ca) = store.ca().filter(|_| store.is_tls()) else { return Ok(None) };
+    match Certificate::count_in(ca) {
+        count @ 2.. => Err(Refusal::SeveralCas { count }.into()),
+        _ => Ok(Some(Certificate::parse(ca)?.fingerprint().to_string())),
+    }
 }
 
 /// Reads the authority, if this host has its key. No message quotes the file.
@@ -193,6 +197,20 @@ mod tests {
         };
         let tree = MemoryStore::default().connect(Some(&operator));
         Environment::bootstrap(tree, &wanted).await.unwrap()
+    }
+
+    #[test]
+    fn a_token_names_one_ca() {
+        let ca = || Authority::create("prod", &PrivateKey::generate().unwrap(), wall_ms()).unwrap();
+        let (one, two) = (ca(), ca());
+        let fingerprint = |store: &str, ca: &str| {
+            ca_fingerprint(&store.parse::<Address>().unwrap().with_ca(Some(ca))).map_err(|e| e.to_string())
+        };
+        let expected = Certificate::parse(one.certificate()).unwrap().fingerprint().to_string();
+        assert_eq!(fingerprint("tls://zk1", one.certificate()), Ok(Some(expected)));
+        let both = format!("{}{}", one.certificate(), two.certificate());
+        assert!(fingerprint("tls://zk1", &both).unwrap_err().contains("has 2 certificates"));
+        assert_eq!(fingerprint("zk1", &both), Ok(None));
     }
 
     #[tokio::test(start_paused = true)]

@@ -133,6 +133,13 @@ pub(super) enum Refusal {
     NoSystemd,
     #[error("{host} is not the store that the token is for: {why}")]
     OtherStoreThanToken { machine: MachineId, host: String, why: HandshakeFailure },
+    #[error("the token cannot verify the store at {host}: {}", HandshakeFailure::NoCa)]
+    NoCaToVerify { host: String },
+    #[error(
+        "the CA file of the store has {count} certificates, and a token names the only one that signs the \
+         store's certificate"
+    )]
+    SeveralCas { count: usize },
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -267,6 +274,10 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
             Some(format!("`juju machine token {machine}` makes a token for the store as it is now"))
         }
         Refusal::OtherStoreThanToken { host, why, .. } => handshake_hint(host, why),
+        Refusal::NoCaToVerify { host } => handshake_hint(host, &HandshakeFailure::NoCa),
+        Refusal::SeveralCas { .. } => {
+            Some("name a file with this certificate alone with --ca or JUJU_CA".to_owned())
+        }
         Refusal::UntrustedTombstone { machine, .. } => {
             Some(format!("`portcullis machine --id {machine} --leave` removes its units and leaves"))
         }
@@ -437,6 +448,9 @@ fn handshake_hint(host: &str, why: &HandshakeFailure) -> Option<String> {
         HandshakeFailure::OtherCa => {
             Some("name the CA certificate of that store with --ca or JUJU_CA".to_owned())
         }
+        HandshakeFailure::NoCa => Some(format!(
+            "append the CA certificate to the certificate file of {host}, as `cat ca.pem >> server.pem` does"
+        )),
         HandshakeFailure::Expired | HandshakeFailure::NotYetValid => Some(format!(
             "compare the clock of this machine with that of {host}, where a restart of the store renews its \
              certificate"

@@ -29,6 +29,7 @@ fn failed_handshakes_have_a_hint_that_can_be_typed() {
     let name = "zk1.example".to_owned();
     for (why, part) in [
         (HandshakeFailure::OtherCa, "--ca"),
+        (HandshakeFailure::NoCa, "of zk1:2181, as `cat ca.pem >> server.pem`"),
         (HandshakeFailure::Expired, "clock"),
         (HandshakeFailure::NotYetValid, "clock"),
         (HandshakeFailure::OtherName(name), "--tls-name zk1.example"),

@@ -13,7 +13,6 @@ use crate::heartbeat::core::token;
 use crate::model::MachineId;
 use crate::net::http::client::{Call, HttpClient};
 use crate::net::tls::ClientTls;
-use crate::net::tls::probe::refused_certificate;
 use crate::runtime::backoff::doubling;
 use crate::runtime::clock::{utc, wall_ms};
 
@@ -148,10 +147,7 @@ impl BeatClient {
             debug!(tracker = %trackers[at], ?answer, "beat not accepted");
             problem = match answer {
                 Ok(status) => format!("{} answered {status}", trackers[at]),
-                Err(error) => {
-                    let refused = refused_certificate(&error).map(str::to_owned);
-                    format!("{}: {}", trackers[at], refused.unwrap_or_else(|| error.to_string()))
-                }
+                Err(error) => format!("{}: {}", trackers[at], error.problem(&trackers[at])),
             };
         }
         Err(problem)
@@ -213,7 +209,8 @@ mod tests {
         let identity = IdentityFiles { certificates: directory.join("pem"), key: directory.join("key") };
         replace(&identity.key, key.expose().as_bytes(), Privacy::Secret).unwrap();
         replace(&identity.certificates, chain.as_bytes(), Privacy::Plain).unwrap();
-        ClientTls::load(ClientFiles { identity: Some(identity), ..ClientFiles::default() }).unwrap()
+        let files = ClientFiles { system_roots: true, identity: Some(identity), ..ClientFiles::default() };
+        ClientTls::load(files).unwrap()
     }
 
     /// Answers 401 to calls without a token at the host `tokens`, and records the others.

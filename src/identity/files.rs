@@ -22,6 +22,8 @@ pub enum FilesError {
     Write { path: PathBuf, source: io::Error },
     #[error("{} holds no private key of the type ECDSA P-256; remove it to get a new key", .0.display())]
     BadKey(PathBuf),
+    #[error("the certificate is not one for the private key in {}", .0.display())]
+    OtherKey(PathBuf),
     #[error("cannot create a private key")]
     NoKey,
 }
@@ -97,12 +99,16 @@ impl MachineIdentity {
         Ok(bytes.and_then(|bytes| Certificate::parse(&String::from_utf8_lossy(&bytes)).ok()))
     }
 
-    /// Saves a certificate chain, whose last certificate is that of the CA. Equal files are not
-    /// written. Returns whether one was written.
+    /// Saves a certificate chain for the machine's key, whose last certificate is that of the CA.
+    /// Equal files are not written. Returns whether one was written.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// If the certificate is for another key, or a file cannot be written.
     pub fn install(&self, chain: &str) -> Result<bool, FilesError> {
+        let key = self.ensure_key()?;
+        if !Certificate::parse(chain).is_ok_and(|certificate| key.matches(&certificate)) {
+            return Err(FilesError::OtherKey(self.files().key));
+        }
         let ca = chain.rfind("-----BEGIN").map_or(chain, |at| &chain[at..]);
         // The CA is written first, so that a process that reads the new certificate can verify its
         // peers.
@@ -143,6 +149,11 @@ mod tests {
         assert!(!identity.install(&chain).unwrap(), "equal files are not written");
         assert_eq!(std::fs::read_to_string(identity.ca()).unwrap(), ca.certificate());
         assert_eq!(identity.certificate().unwrap().unwrap().names(), &Names::of(["machine-3"]));
+        let other = ca.issue_for(&PrivateKey::generate().unwrap(), &Names::of(["machine-3"]), validity);
+        for refused in [other.unwrap(), ca.certificate().to_owned(), String::new()] {
+            assert!(matches!(identity.install(&refused), Err(FilesError::OtherKey(_))), "{refused}");
+        }
+        assert!(!identity.install(&chain).unwrap(), "a refused chain changes no file");
         std::fs::write(identity.files().key, "broken").unwrap();
         let refused = identity.ensure_key().unwrap_err().to_string();
         assert!(refused.contains("machine-3.key") && refused.contains("remove it"), "{refused}");

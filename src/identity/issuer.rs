@@ -1,25 +1,24 @@
 //! The issuer: answers the requests of machines with the authority's key, after a change and at
 //! every resync. Several issuers of one environment may run: an answer is written only at the
-//! version that was read, so they do not overwrite each other. `plan` decides. At every resync it
-//! also deletes expired offers to hosts that may join.
+//! version that was read, so they do not overwrite each other. `plan` decides.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
 use super::plan::{Action, Step, plan};
 use crate::model::MachineId;
+use crate::net::log_limit::LogLimit;
 use crate::net::tls::authority::{Authority, MACHINE_LIFETIME, Validity};
 use crate::runtime::clock::utc;
 use crate::runtime::reconcile::STORE_PAUSE;
 use crate::runtime::service::stopped;
 use crate::store::certificates::{Answer, Answered, answer, read_applicants, read_authority};
 use crate::store::changes::{Changes, Key, Watched};
-use crate::store::joining::delete_expired_offers;
 use crate::store::tree::{self, Tree};
 use crate::store::{Error, list_machines};
 
@@ -41,11 +40,15 @@ pub struct Issuer<T> {
     failing: BTreeSet<MachineId>,
     /// Whether an error about another authority was logged.
     is_refused: bool,
+    /// The log lines about refused requests: a machine can make any number of them.
+    refusals: LogLimit,
+    since: Instant,
 }
 
 impl<T: Tree> Issuer<T> {
     pub fn new(tree: T, authority: Authority, clock: fn() -> u64) -> Self {
-        Self { tree, authority, clock, failing: BTreeSet::new(), is_refused: false }
+        let (failing, refusals) = (BTreeSet::new(), LogLimit::default());
+        Self { tree, authority, clock, failing, is_refused: false, refusals, since: Instant::now() }
     }
 
     /// Runs until `stop` is set.
@@ -89,22 +92,9 @@ impl<T: Tree> Issuer<T> {
                     .collect()
             };
             for machines in machines.chunks(BATCH) {
-                if dirty.everything() {
-                    self.delete_expired_offers(machines).await?;
-                }
                 self.pass(machines).await?;
             }
         }
-    }
-
-    /// Deletes the offers of tokens that have expired. A joining host compares the time of expiry
-    /// with its own clock, which may be wrong.
-    async fn delete_expired_offers(&self, machines: &[MachineId]) -> Result<(), tree::Error> {
-        let deleted = delete_expired_offers(&self.tree, machines, (self.clock)()).await?;
-        if deleted > 0 {
-            info!(deleted, "expired tokens for machines deleted");
-        }
-        Ok(())
     }
 
     /// Answers the requests of these machines. A machine that cannot be answered does not delay
@@ -145,7 +135,7 @@ impl<T: Tree> Issuer<T> {
         Ok(!is_other)
     }
 
-    async fn apply(&self, step: Step, now_ms: u64) -> Result<(), tree::Error> {
+    async fn apply(&mut self, step: Step, now_ms: u64) -> Result<(), tree::Error> {
         let Step { machine, version, request, action } = step;
         let given = match action {
             Action::Refuse(reason) => Answer::Refused(reason),
@@ -161,7 +151,10 @@ impl<T: Tree> Issuer<T> {
             }
         };
         if let Answer::Refused(reason) = &given {
-            warn!(%machine, %reason, "request for a certificate refused");
+            let since_ms = i64::try_from(self.since.elapsed().as_millis()).unwrap_or(i64::MAX);
+            if let Some(unlogged) = self.refusals.note(since_ms) {
+                warn!(%machine, %reason, unlogged, "request for a certificate refused");
+            }
         }
         // If another issuer has answered first, its write causes an event, and the next pass checks
         // it.

@@ -8,11 +8,10 @@ use crate::net::tls::authority::Names;
 use crate::net::tls::certificate::Certificate;
 use crate::net::tls::key::PrivateKey;
 use crate::store::certificates::{put_request, read_answer, read_authority};
-use crate::store::joining::OfferKind;
 use crate::store::records::Placement;
 use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree, paths};
 
-const NOW: u64 = 1_800_000_000_000;
+pub(crate) const NOW: u64 = 1_800_000_000_000;
 
 pub(crate) struct World {
     pub(crate) store: MemoryStore,
@@ -152,29 +151,6 @@ async fn an_issuer_with_another_key_than_the_published_one_issues_nothing() {
         issuer.pass(&[machine.id]).await.unwrap();
         assert_eq!(read_answer(&tree, machine.id).await.unwrap().is_some(), is_answered);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn expired_offers_are_deleted_at_a_resync() {
-    static CLOCK: AtomicU64 = AtomicU64::new(NOW);
-    let world = World::new().await;
-    let (early, late) = (world.machine().await.0.id, world.machine().await.0.id);
-    let (stop, stopped) = watch::channel(false);
-    let clock = || CLOCK.load(Ordering::SeqCst);
-    let issuer = tokio::spawn(Issuer::new(world.controller.clone(), world.authority(), clock).run(stopped));
-    world.operator.offer_join(early, NOW + 1_000).await.unwrap();
-    world.operator.offer_join(late, NOW + 10_000).await.unwrap();
-    let exists = async |id| {
-        let path = paths::machine_offer(id, OfferKind::Operator);
-        world.operator.tree().exists(&path).await.unwrap()
-    };
-    sleep(2 * RESYNC).await;
-    assert!(exists(early).await && exists(late).await);
-    CLOCK.fetch_add(1_000, Ordering::SeqCst);
-    sleep(2 * RESYNC).await;
-    assert_eq!((exists(early).await, exists(late).await), (false, true));
-    stop.send_replace(true);
-    issuer.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

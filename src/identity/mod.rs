@@ -4,6 +4,7 @@
 //! after two thirds of their lifetime. The formats and signatures are in `net::tls`, the znodes in
 //! `store::certificates`.
 
+pub mod expired_offers;
 pub mod files;
 pub mod issuer;
 pub mod machine;

@@ -14,7 +14,7 @@ use super::path;
 use super::refusals::Reason;
 use super::requests::Now;
 use super::server::{Connection, LISTENER, Server, TLS_LISTENER};
-use crate::net::tls::refused_client::refused_client;
+use crate::net::tls::refused_client::{TLS_HANDSHAKE, UNEXPECTED_TLS, refused_client};
 
 /// Limit of containers and TTL nodes that are deleted in one run.
 const MAX_REAPED_PER_RUN: usize = 1_000;
@@ -227,6 +227,10 @@ impl Server {
     pub(super) fn note_bad_frame(&mut self, id: usize, length: i32, limit: usize, now: Now) {
         let Some(connection) = self.connections.get(id) else { return };
         if let Some(unlogged) = self.service.refusals.note(Reason::BadFrame, now.mono_ms) {
+            if length.to_be_bytes()[0] == TLS_HANDSHAKE {
+                let addr = connection.addr;
+                return warn!(%addr, reason = UNEXPECTED_TLS, unlogged, "connection refused");
+            }
             let identities = RedactedIdentities(self.service.identities.of(id));
             warn!(addr = %connection.addr, %identities, length, limit, unlogged,
                 "connection closed: frame length out of bounds");

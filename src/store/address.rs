@@ -2,6 +2,7 @@
 //! the CA certificate that its servers are verified with. Pure.
 
 use super::tree::Error;
+use crate::net::tls::peer::is_server_name;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -93,6 +94,10 @@ impl FromStr for Address {
         }
         let (hosts, chroot) = bare.split_at(bare.find('/').unwrap_or(bare.len()));
         let hosts: Vec<String> = hosts.split(',').map(parse_host).collect::<Result<_, _>>().map_err(bad)?;
+        // The client library panics if it cannot verify a host.
+        if is_tls && !hosts.iter().all(|host| is_server_name(name_of(host))) {
+            return Err(bad("no certificate can be valid for a host"));
+        }
         if hosts.len() > MAX_HOSTS {
             return Err(bad("it has too many hosts"));
         }
@@ -100,11 +105,16 @@ impl FromStr for Address {
     }
 }
 
+/// `HOST:PORT` without the port and without the brackets of an IPv6 address.
+pub fn name_of(host: &str) -> &str {
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name)
+}
+
 /// Whether `HOST:PORT` is on loopback.
 fn is_loopback(host: &str) -> bool {
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    let bare = name.trim_start_matches('[').trim_end_matches(']');
-    name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    let name = name_of(host);
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn parse_host(text: &str) -> Result<String, &'static str> {
@@ -214,9 +224,17 @@ mod tests {
             ("a:1/x/", "what follows the hosts is not a znode path"),
             ("a:1/../x", "what follows the hosts is not a znode path"),
             ("a:1/zookeeper/quota", "/zookeeper belongs to the store itself"),
+            ("tls://127.1:2181", "no certificate can be valid for a host"),
+            ("tls://a:1,[fe80::1%eth0]:2181", "no certificate can be valid for a host"),
+            ("tls://a..b", "no certificate can be valid for a host"),
+            ("tls://a b", "it has blanks or control characters"),
         ] {
             let refusal = text.parse::<Address>().unwrap_err().to_string();
             assert_eq!(refusal, format!("'{text}' is not the address of a store: {reason}"));
+        }
+        for text in ["127.1:2181", "[fe80::1%eth0]:2181", "tls://127.0.0.1", "tls://[fe80::1]", "tls://a_b.c"]
+        {
+            assert!(text.parse::<Address>().is_ok(), "{text}");
         }
         assert!("a".repeat(5000).parse::<Address>().unwrap_err().to_string().len() < 200);
     }

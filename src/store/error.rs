@@ -33,6 +33,10 @@ pub enum Error {
          'operator-', operator, controller, keeper, store, tracker, manager and localhost"
     )]
     ReservedMachineName(NodeName),
+    #[error("'{address}' is the name of machine {machine}, so it cannot be the address of another one")]
+    AddressIsName { address: NodeName, machine: MachineId },
+    #[error("'{name}' is an address of machine {machine}, so it cannot be the name of another one")]
+    NameIsAddress { name: NodeName, machine: MachineId },
     #[error(
         "the agent of machine {0} is down, so its units, processes and firewall rules cannot be removed from \
          it now"

@@ -122,8 +122,8 @@ impl<T: Tree> Environment<T> {
     /// Adds a machine, and its name if it has one.
     ///
     /// # Errors
-    /// [`Error::MachineExists`] and [`Error::ReservedMachineName`] for the name, and the failures of the
-    /// store.
+    /// [`Error::MachineExists`] and [`Error::ReservedMachineName`] for the name,
+    /// [`Error::AddressIsName`], [`Error::NameIsAddress`], and the failures of the store.
     pub async fn add_machine(&self, wanted: impl Into<NewMachine>) -> Result<MachineId, Error> {
         let NewMachine { adopted, name, address } = wanted.into();
         if let Some(name) = name.as_ref().filter(|name| name.is_reserved()) {
@@ -152,6 +152,7 @@ impl<T: Tree> Environment<T> {
                         return Ok(id);
                     }
                 }
+                self.check_names(&record).await?;
                 let id = MachineId::new(counter.next());
                 let credential = Credential::generate(&id.key())?;
                 let mut writes = vec![counter.take(1)?];
@@ -175,18 +176,44 @@ impl<T: Tree> Environment<T> {
         retry.run(work).await
     }
 
+    /// Refuses a new machine with an address that is the name of another one, or the reverse: names
+    /// and addresses are names in the machines' certificates.
+    async fn check_names(&self, record: &Machine) -> Result<(), Error> {
+        for address in &record.addresses {
+            let Ok(address) = address.to_ascii_lowercase().parse::<NodeName>() else { continue };
+            let path = paths::machine_name(&address);
+            if record.name.as_ref() != Some(&address)
+                && let Some(node) = self.tree.find(&path).await?
+            {
+                let machine = NamedMachine::parse(&path, &node.data)?.id;
+                return Err(Error::AddressIsName { address, machine });
+            }
+        }
+        let Some(name) = &record.name else { return Ok(()) };
+        let has_address = |other: &Machine| {
+            let is_name = |address: &String| address.eq_ignore_ascii_case(name.as_str());
+            other.name.as_ref() != Some(name) && other.addresses.iter().any(is_name)
+        };
+        match self.machine_with(has_address).await? {
+            Some(machine) => Err(Error::NameIsAddress { name: name.clone(), machine }),
+            None => Ok(()),
+        }
+    }
+
     /// The machine that a command created, if it exists.
     async fn machine_marked(&self, mark: &str) -> Result<Option<MachineId>, Error> {
+        self.machine_with(|machine| machine.rest.get("op").and_then(Value::as_str) == Some(mark)).await
+    }
+
+    /// The first machine with such a record. Records that cannot be read are left out.
+    async fn machine_with(&self, matches: impl Fn(&Machine) -> bool) -> Result<Option<MachineId>, Error> {
         let ids = self.machine_ids().await?;
         let reads = ids.iter().map(|id| Read::Data(paths::machine(*id))).collect();
         let answers = self.tree.read_many(reads).await?;
-        let is_marked = |id: MachineId, node: &tree::Node| {
-            // An unreadable record is not the one that was just written.
-            Machine::parse(&paths::machine(id), &node.data)
-                .is_ok_and(|machine| machine.rest.get("op").and_then(Value::as_str) == Some(mark))
-        };
         let found = ids.into_iter().zip(answers).find(|(id, answer)| match answer {
-            tree::Answer::Data(Some(node)) => is_marked(*id, node),
+            tree::Answer::Data(Some(node)) => {
+                Machine::parse(&paths::machine(*id), &node.data).is_ok_and(|machine| matches(&machine))
+            }
             _ => false,
         });
         Ok(found.map(|(id, _)| id))

@@ -11,7 +11,7 @@
 
 mod accept;
 pub mod acl;
-mod address;
+pub mod address;
 mod cas_retry;
 pub mod certificates;
 pub mod changes;

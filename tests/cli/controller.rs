@@ -66,7 +66,7 @@ impl Controller {
         ask_metrics(&self.log, path)
     }
 
-    fn stop(mut self, signal: &str) -> Option<i32> {
+    pub(crate) fn stop(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         wait_for("end of the controller", DEADLINE, || self.child.try_wait().expect("wait")).code()

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use portcullis::machine::join_token::JoinToken;
 use portcullis::store::Credential;
+use serde_json::{Value, json};
 
+use crate::controller::Controller;
+use crate::faults::as_operator;
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
 use crate::operator::{Operator, Output, output_of};
@@ -18,6 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 on_both_stores![
     a_host_joins_with_one_command_and_the_token_works_once,
     tokens_that_cannot_be_used_are_refused_with_the_reason,
+    expired_offers_are_deleted_without_the_key_of_the_authority,
 ];
 
 /// The token in the line that a command printed.
@@ -97,4 +101,32 @@ fn tokens_that_cannot_be_used_are_refused_with_the_reason(site: &Site) {
     let ended = wait_for("end of join", DEADLINE, || child.try_wait().unwrap());
     assert!(ended.success() && machine_file(&host, 0).exists());
     golden::refusals("join_refused");
+}
+
+fn expired_offers_are_deleted_without_the_key_of_the_authority(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    operator.does(&["add-machine"]);
+    operator.does(&["add-machine"]);
+    fs::remove_file(operator.config("local-authority.json")).unwrap();
+    let offer = |number: u32| site.path(&format!("/machines/machine-{number:010}/join"));
+    let is_offered = |number| as_operator(&operator, site).get(&offer(number)).is_ok();
+    let expire = || {
+        operator.does(&["machine", "token", "0"]);
+        let mut client = as_operator(&operator, site);
+        let (data, stat) = client.get(&offer(0)).unwrap();
+        let mut offered: Value = serde_json::from_slice(&data).unwrap();
+        offered["expires"] = json!(1);
+        client.set_if_version(&offer(0), offered.to_string().as_bytes(), stat.version).unwrap();
+        client.close();
+    };
+    for command in [&["machine", "token", "1"][..], &["add-machine"]] {
+        expire();
+        operator.does(command);
+        assert!(!is_offered(0) && is_offered(1), "after {command:?}");
+    }
+    expire();
+    let controller = Controller::start(&operator, "controller.log");
+    wait_for("deletion by the controller", DEADLINE, || (!is_offered(0)).then_some(()));
+    assert!(is_offered(1));
+    assert_eq!(controller.stop("-TERM"), Some(0));
 }

@@ -1,6 +1,11 @@
 //! Several operators of one environment.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use portcullis::net::tls::authority::Names;
+use portcullis::net::tls::certificate::Certificate;
+use portcullis::net::tls::key::PrivateKey;
 
 use crate::harness::golden;
 use crate::harness::scenario::{Site, on_both_stores};
@@ -49,6 +54,21 @@ fn operators_have_credentials_of_their_own_and_are_named_in_the_log(site: &Site)
     // An added operator may add others, here without the authority's key.
     let added = alice.does(&["operator", "add", "bob"]);
     assert!(added.stderr.contains("hint: no certificate was issued"), "{added:?}");
+
+    // A renewed certificate has a new key, and the credentials stay the same.
+    let [key, certificate] = ["key", "pem"].map(|end| first.config(&format!("local-operators/alice.{end}")));
+    let files = || [&file, &key, &certificate].map(|path| fs::read_to_string(path).unwrap());
+    let [credentials, old_key, old] = files();
+    let renewed = first.does(&["operator", "renew", "alice"]);
+    assert!(renewed.stderr.contains("Operator 'alice' has a new certificate, valid until 2"), "{renewed:?}");
+    let [same, new_key, new] = files();
+    assert!(same == credentials && new_key != old_key && new != old);
+    let issued = Certificate::parse(&new).unwrap();
+    assert!(PrivateKey::parse(&new_key).unwrap().matches(&issued));
+    assert_eq!(issued.names(), &Names::of(["operator-alice"]));
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    first.is_refused(&["operator", "renew", "carol"], 1, "Operator 'carol' was not found");
+    alice.is_refused(&["operator", "renew", "bob"], 1, "no certificate was issued, because");
 
     let before = fs::read(&file).unwrap();
     first.is_refused(&["operator", "add", "alice"], 1, "Operator 'alice' already exists");

@@ -145,7 +145,9 @@ impl OwnStore {
         let mut child = command.env_remove("JUJU_ZOOKEEPER").stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, format!("listening with TLS on 0.0.0.0:{port}\n"));
+        let is_plain = command.get_args().any(|arg| arg == "--allow-plain-tcp");
+        let with_tls = if is_plain { "" } else { " with TLS" };
+        assert_eq!(line, format!("listening{with_tls} on 0.0.0.0:{port}\n"));
         Self(child)
     }
 }
@@ -192,27 +194,43 @@ fn a_new_environment_in_the_same_store_has_another_authority() {
     assert_eq!(shown.code, 0, "{shown:?}");
 }
 
-/// Each listener logs it at the default level.
+/// The listeners of a store and a tracker, both with TLS or both without it, log a client with the
+/// other protocol and the remedy at the default level.
 #[test]
-fn plain_text_to_listeners_with_tls_is_logged() {
-    let operator = Operator::with_store("");
-    let ports = [ports::free(), ports::free()];
-    let heartbeat = format!("0.0.0.0:{}", ports[1]);
-    let log = operator.home().join("log");
-    let mut command = operator.command("portcullis");
-    command.args(["up", "--firewall", "none", "--heartbeat", &heartbeat]);
-    command.stderr(fs::File::create(&log).unwrap());
-    let _running = OwnStore::start_with(command, ports[0]);
-    for (number, port) in ports.into_iter().enumerate() {
-        wait_for("a line about plain text", DEADLINE, || {
-            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
-            stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-            // Until the listener closes the connection.
-            let _ = stream.read_to_end(&mut Vec::new());
-            let printed = fs::read_to_string(&log).unwrap();
-            let lines = printed.lines().filter(|line| line.contains("the client does not use TLS")).count();
-            (lines > number).then_some(())
-        });
+fn clients_with_the_wrong_protocol_are_logged_with_the_remedy() {
+    const HELLO: &[u8] = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+    for (with_tls, sent, reason) in [
+        (
+            true,
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            "the client does not use TLS: begin the address of this listener with tls:// or https://",
+        ),
+        (
+            false,
+            HELLO,
+            "the client uses TLS and this listener does not: name it without tls:// or https://, or choose \
+             its TLS port",
+        ),
+    ] {
+        let operator = Operator::with_store("");
+        let ports = [ports::free(), ports::free()];
+        let heartbeat = format!("0.0.0.0:{}", ports[1]);
+        let log = operator.home().join("log");
+        let mut command = operator.command("portcullis");
+        command.args(["up", "--firewall", "none", "--heartbeat", &heartbeat]);
+        command.args(if with_tls { &[][..] } else { &["--allow-plain-tcp"] });
+        command.stderr(fs::File::create(&log).unwrap());
+        let _running = OwnStore::start_with(command, ports[0]);
+        for (number, port) in ports.into_iter().enumerate() {
+            wait_for(&format!("{reason:?} of {port}"), DEADLINE, || {
+                let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
+                stream.write_all(sent).unwrap();
+                // Until the listener closes the connection.
+                let _ = stream.read_to_end(&mut Vec::new());
+                let printed = fs::read_to_string(&log).unwrap();
+                (printed.lines().filter(|line| line.contains(reason)).count() > number).then_some(())
+            });
+        }
     }
 }
 

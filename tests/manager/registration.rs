@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use portcullis::fleet::address::ManagerAddress;
 use portcullis::fleet::dbus::accept::TcpPolicy;
 use portcullis::fleet::dbus::connect::{Security, connect};
 use portcullis::fleet::dbus::errors;
-use portcullis::fleet::manager::Timing;
+use portcullis::fleet::manager::{NodeRule, Timing};
+use portcullis::model::MachineId;
 use portcullis::net::tls::{ClientAuth, ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use portcullis::runtime::clock::wall_ms;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -71,7 +73,7 @@ impl Tls {
 
     pub(crate) fn client(&self, identity: Option<IdentityFiles>) -> Security {
         let ca = Some(self.dir.path().join("ca.pem"));
-        let files = ClientFiles { ca, identity, machine: None };
+        let files = ClientFiles { ca, identity, ..ClientFiles::default() };
         Security::Tls { tls: ClientTls::load(files).unwrap(), server_name: None }
     }
 }
@@ -107,6 +109,84 @@ async fn a_certificate_proves_its_own_names_only() {
     let node = Client::new(peer.connection, peer.messages);
     assert_eq!(node.call(MANAGER, "ListNodes", &()).await.unwrap_err().name, errors::ACCESS_DENIED);
     drop(agent);
+}
+
+/// The lines of clients that a manager's certificate or protocol does not satisfy; the last
+/// connection is the control.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_handshakes_with_a_manager_name_the_remedy() {
+    let (tls, other) = (Tls::new(), Tls::new());
+    let world = World::with(&["n1"], patient(), tls.policy.clone(), None).await;
+    let without_tls = World::start(&["n1"]).await;
+    let line = async |address: &ManagerAddress, client: Security| {
+        let connected = connect(address, &client).await.map(drop);
+        connected.map_err(|error| error.to_string().replace(&address.to_string(), "MANAGER"))
+    };
+    let named = |name: &str| match tls.with_names(&["n1"]) {
+        Security::Tls { tls, .. } => Security::Tls { tls, server_name: Some(name.to_owned()) },
+        Security::Plain => Security::Plain,
+    };
+    for (address, client, problem) in [
+        (
+            &world.tcp,
+            other.with_names(&["n1"]),
+            "the server's certificate was issued by another CA: `juju machine renew N` gives machine N the \
+             CA of its environment, and --ca-file names another one",
+        ),
+        (
+            &world.tcp,
+            named("elsewhere"),
+            "the server's certificate is not valid for 'elsewhere': use a name or an address that is in it",
+        ),
+        (
+            &without_tls.tcp,
+            tls.with_names(&["n1"]),
+            "the server does not use TLS on this port: choose its TLS port, or connect without TLS, as \
+             http:// does",
+        ),
+    ] {
+        let expected = format!("the TLS handshake with the manager at MANAGER failed: {problem}");
+        assert_eq!(line(address, client).await, Err(expected));
+    }
+    assert_eq!(line(&world.tcp, named("controller")).await, Ok(()));
+}
+
+/// Addresses of machines are in their certificates, and an address may be the name of another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_proves_its_node_with_its_number_only() {
+    let tls = Tls::new();
+    let world = World::with(&[], patient(), tls.policy.clone(), None).await;
+    let of_machine = |number| NodeRule::of_machine(MachineId::new(number));
+    let rules = [("web1", of_machine(1)), ("web2", of_machine(2)), ("other", NodeRule::default())];
+    world.manager.set_nodes(rules.map(|(name, rule)| (name.parse().unwrap(), rule)).into());
+    let second = tls.with_names(&["machine-2", "web2", "web1", "other"]);
+    let refused = Agent::register_with(&world.tcp, "web1", &second).await;
+    assert_eq!(error_name(refused), errors::REGISTRATION_REFUSED);
+    let _second = Agent::register_with(&world.tcp, "web2", &second).await.unwrap();
+    let _other = Agent::register_with(&world.tcp, "other", &second).await.unwrap();
+    let _first = Agent::register_with(&world.tcp, "web1", &tls.with_names(&["machine-1"])).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_of_removed_operators_are_closed() {
+    let tls = Tls::new();
+    let world = World::with(&["n1"], patient(), tls.policy.clone(), None).await;
+    let operators = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect();
+    world.manager.set_operators(operators(&["alice", "bob"]));
+    let connected = async |names: &[&str]| {
+        let peer = connect(&world.tcp, &tls.with_names(names)).await.unwrap();
+        let client = Client::new(peer.connection, peer.messages);
+        client.call(MANAGER, "ListNodes", &()).await.unwrap();
+        client
+    };
+    let (mut alice, bob) = (connected(&["operator-alice"]).await, connected(&["operator-bob"]).await);
+    let first = connected(&["operator", "operator-alice"]).await;
+    world.manager.set_operators(operators(&["bob"]));
+    assert!(alice.call(MANAGER, "ListNodes", &()).await.is_err());
+    alice.closed().await;
+    for client in [bob, first] {
+        client.call(MANAGER, "ListNodes", &()).await.unwrap();
+    }
 }
 
 /// Returns the error with which a policy refuses a client.
@@ -163,7 +243,7 @@ async fn wrong_expired_and_missing_certificates_are_refused() {
     // A client that trusts another authority refuses the manager.
     let ca = write(dir.path().join("ca.pem"), &other.pem());
     let identity = identity(dir.path(), &tls.ca, "n1", &["n1"], 2100);
-    let files = ClientFiles { ca: Some(ca), identity: Some(identity), machine: None };
+    let files = ClientFiles { ca: Some(ca), identity: Some(identity), ..ClientFiles::default() };
     let distrusts = Security::Tls { tls: ClientTls::load(files).unwrap(), server_name: None };
     assert!(Agent::register_with(&world.tcp, "n1", &distrusts).await.is_err());
     let _agent = Agent::register_with(&world.tcp, "n1", &tls.with_names(&["n1"])).await.unwrap();
@@ -190,7 +270,7 @@ async fn a_second_agent_is_refused_until_the_first_is_silent_for_too_long() {
 async fn connections_that_never_finish_a_handshake_are_closed_and_delay_no_other() {
     let tls = Tls::new();
     let world = World::with(&["n1"], patient(), tls.policy.clone(), None).await;
-    let portcullis::fleet::address::ManagerAddress::Tcp { host, port } = &world.tcp else { panic!() };
+    let ManagerAddress::Tcp { host, port } = &world.tcp else { panic!() };
     let mut silent = Vec::new();
     for first in [&b""[..], &[0], &[0x16, 3, 1], b"GET / HTTP/1.1\r\n\r\n"] {
         let mut stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await.unwrap();

@@ -241,6 +241,11 @@ impl Client {
         (id, result)
     }
 
+    /// Waits until the manager has closed the connection.
+    pub(crate) async fn closed(&mut self) {
+        soon("end of the connection", &mut self.reading).await.unwrap();
+    }
+
     /// Waits until a node has a status.
     pub(crate) async fn until_status(&mut self, node: &str, status: &str) {
         while self.property::<String>(&node_path(node), "Node", "Status").await != status {

@@ -1,12 +1,16 @@
-//! Captures all traffic between two network namespaces while a charm is deployed and exposed, its
-//! hooks run and the machine sends beats. With TLS, which is the default between machines, no
-//! credential, charm byte or znode path is in it; the control with plain text contains them.
+//! Captures all traffic between network namespaces while a host joins, a charm is deployed and
+//! exposed, its hooks run, the machine sends beats and nodes are listed. The operator and a second
+//! controller are on another machine than the store. With TLS, which is the default between
+//! machines, no credential, charm byte or znode path is in the capture; the control with plain text
+//! contains all of them.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use portcullis::machine::join_token::JoinToken;
 use serde_json::{Value, json};
 
 use crate::harness::{binary, wait_for};
@@ -19,6 +23,11 @@ const CHARM_MARK: &str = "this-text-is-only-in-the-charm";
 
 const STORE_PORT: u16 = 2181;
 const TRACKER_PORT: u16 = 28500;
+const MANAGER_PORT: u16 = 842;
+
+/// The machine of the agent, and that of the operator and a controller.
+const AGENT: usize = 0;
+const OPERATOR: usize = 1;
 
 /// A process that is killed at the end.
 struct Running(Child);
@@ -46,7 +55,8 @@ struct Site<'a> {
 
 impl Site<'_> {
     fn juju(&self, args: &[&str]) -> Output {
-        output_of(self.net.on_hub(self.operator.command("juju").args(args)).stdin(Stdio::null()))
+        let command = &mut self.operator.command("juju");
+        output_of(self.net.on_machine(OPERATOR, command.args(args)).stdin(Stdio::null()))
     }
 
     #[track_caller]
@@ -75,9 +85,9 @@ impl Site<'_> {
     }
 }
 
-/// Runs the whole story on a hub with the store and the tracker, and on one machine. Returns the
-/// capture, and all secrets of the environment.
-fn captured(net: &Net, scheme: &str, more: &[&str]) -> (Vec<u8>, Vec<String>, String) {
+/// Runs the whole story on a hub with the store, the tracker and the manager, and on two machines.
+/// Returns the capture, all secrets with their names, and the log of the agent.
+fn captured(net: &Net, scheme: &str, more: &[&str]) -> (Vec<u8>, Secrets, String) {
     binary("open-port");
     let hub = store_address(0);
     let store = format!("{hub}:{STORE_PORT}");
@@ -93,14 +103,22 @@ fn captured(net: &Net, scheme: &str, more: &[&str]) -> (Vec<u8>, Vec<String>, St
     let mut up = site.operator.command("portcullis");
     up.args(["--log-level", "info", "up", "--listen", &store]);
     up.args(["--heartbeat", &format!("{hub}:{TRACKER_PORT}")]).args(more);
+    up.args(["--fleet", &format!("{hub}:{MANAGER_PORT}")]);
     let _up = site.start("up", |command| net.on_hub(command), &up);
     site.says("up", "is up");
-    site.does(&["add-machine", "--instance-id", "metal-1"]);
+    let mut controller = site.operator.command("portcullis");
+    controller.args(["--log-level", "info", "controller", "--provider", "memory"]);
+    let _controller = site.start("controller", |command| net.on_machine(OPERATOR, command), &controller);
+    site.says("controller", "controller ready");
+    let added = site.does(&["add-machine"]).stdout;
+    let token = added.trim_end().strip_prefix("portcullis join ").expect("a token");
+    let mut join = site.operator.command("portcullis");
+    let joined = output_of(net.on_machine(AGENT, join.args(["join", token])).stdin(Stdio::null()));
+    assert_eq!(joined.code, 0, "{joined:?}");
     let mut agent = site.operator.command("portcullis");
     agent.args(["--log-level", "info", "machine", "--id", "1", "--units-dir"]);
     agent.arg(site.operator.home().join("units-1"));
-    let _agent = site.start("agent", |command| net.on_machine(0, command), &agent);
-    site.says("agent", "certificate saved");
+    let _agent = site.start("agent", |command| net.on_machine(AGENT, command), &agent);
     site.says("agent", "a tracker accepts beats");
 
     let charm = charm(&site.operator);
@@ -114,15 +132,18 @@ fn captured(net: &Net, scheme: &str, more: &[&str]) -> (Vec<u8>, Vec<String>, St
     wait_for("beats of the machine", DEADLINE, || {
         site.does(&["heartbeat", "list"]).stdout.contains("machine-1").then_some(())
     });
-    let secrets = secrets(&site);
+    site.does(&["node", "list"]);
+    let mut secrets = secrets(&site);
+    let token: JoinToken = token.parse().expect("a token");
+    secrets.insert("token", secret_of(&token.credential.expose()));
     let packets = |port: u16| {
         let mut count = Command::new("tcpdump");
         count.args(["-n", "-r"]).arg(&file).arg(format!("port {port}"));
         let listed = count.stderr(Stdio::null()).output().expect("tcpdump").stdout;
         listed.iter().filter(|byte| **byte == b'\n').count()
     };
-    wait_for("captured packets of the store and the tracker", DEADLINE, || {
-        (packets(STORE_PORT) > 50 && packets(TRACKER_PORT) > 5).then_some(())
+    wait_for("captured packets of the store, the tracker and the manager", DEADLINE, || {
+        (packets(STORE_PORT) > 50 && packets(TRACKER_PORT) > 5 && packets(MANAGER_PORT) > 5).then_some(())
     });
     capturing.terminate();
     let log = fs::read_to_string(site.log("tcpdump")).expect("a log");
@@ -140,22 +161,29 @@ fn charm(operator: &Operator) -> String {
     charm
 }
 
-/// The secrets of the operator, the controller, the machine and the unit.
-fn secrets(site: &Site<'_>) -> Vec<String> {
-    let mut files: Vec<PathBuf> =
-        ["local.json", "local-controller.json", "local-machines/machine-0000000001.json"]
-            .map(|name| site.operator.config(name))
-            .to_vec();
-    let units = site.operator.home().join("units-1/units");
-    files.extend(
-        fs::read_dir(units).expect("units").map(|unit| unit.unwrap().path().join("credentials.json")),
-    );
-    let of_file = |path: &PathBuf| {
+/// The secrets of the environment, by the holder of the credentials.
+type Secrets = BTreeMap<&'static str, String>;
+
+/// Returns the secret part of credentials.
+fn secret_of(credentials: &str) -> String {
+    credentials.split_once(':').expect("user and secret").1.to_owned()
+}
+
+/// The secrets in files: those of the operator, the controller, the machine and the unit.
+fn secrets(site: &Site<'_>) -> Secrets {
+    let mut units = fs::read_dir(site.operator.home().join("units-1/units")).expect("units");
+    let unit = units.next().expect("a unit").expect("a directory").path();
+    let of_file = |path: PathBuf| {
         let value: Value = serde_json::from_slice(&fs::read(path).expect("a file")).expect("JSON");
-        let auth = value["auth"].as_str().expect("credentials").to_owned();
-        auth.split_once(':').expect("user and secret").1.to_owned()
+        secret_of(value["auth"].as_str().expect("credentials"))
     };
-    files.iter().map(of_file).collect()
+    let config = |name: &str| of_file(site.operator.config(name));
+    BTreeMap::from([
+        ("operator", config("local.json")),
+        ("controller", config("local-controller.json")),
+        ("machine", config("local-machines/machine-0000000001.json")),
+        ("unit", of_file(unit.join("credentials.json"))),
+    ])
 }
 
 fn contains(capture: &[u8], text: &str) -> bool {
@@ -166,13 +194,18 @@ fn contains(capture: &[u8], text: &str) -> bool {
 const PLAIN_TEXTS: [&str; 5] =
     ["/machines/machine-0000000001", "/units/unit-", CHARM_MARK, "/hmi/v1/heartbeat/", "authorization"];
 
+/// Texts of calls to a manager, which always uses TLS for operators on the network.
+const NODE_TEXTS: [&str; 2] = ["org.containers.hirte", "ListNodes"];
+
 #[test]
 fn traffic_between_machines_shows_no_secret_no_charm_and_no_path() {
     let net = Net::new();
     let (capture, secrets, said) = captured(&net, "tls://", &[]);
-    assert_eq!(secrets.len(), 4, "operator, controller, machine and unit");
-    for text in secrets.iter().map(String::as_str).chain(PLAIN_TEXTS) {
+    for text in PLAIN_TEXTS.into_iter().chain(NODE_TEXTS) {
         assert!(!contains(&capture, text), "the capture contains {text}");
+    }
+    for (holder, secret) in &secrets {
+        assert!(!contains(&capture, secret), "the capture contains the secret of the {holder}");
     }
     assert!(said.contains("tracker=https://"), "{said}");
 }
@@ -185,8 +218,9 @@ fn plain_traffic_shows_secrets_charms_and_paths() {
     for text in PLAIN_TEXTS {
         assert!(contains(&capture, text), "the capture does not contain {text}");
     }
-    // The controller is on the hub, and its connection is not in the capture.
-    let shown = secrets.iter().filter(|secret| contains(&capture, secret)).count();
-    assert!(shown >= 2, "the machine's and the unit's secrets are readable, found {shown}");
+    assert_eq!(Vec::from_iter(secrets.keys()), [&"controller", &"machine", &"operator", &"token", &"unit"]);
+    for (holder, secret) in &secrets {
+        assert!(contains(&capture, secret), "the capture does not contain the secret of the {holder}");
+    }
     assert!(said.contains("tracker=http://"), "{said}");
 }

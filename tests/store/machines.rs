@@ -41,6 +41,30 @@ pub(super) async fn names_of_machines_are_unique_until_they_are_terminated(backe
     environment.add_machine(named("web.rack1")).await.unwrap();
 }
 
+/// Certificates of machines contain their names and their addresses.
+pub(super) async fn no_address_of_a_machine_is_the_name_of_another(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
+    let at = |address: &str, name: Option<&str>| NewMachine {
+        address: Some(address.parse().unwrap()),
+        name: name.map(|name| name.parse().unwrap()),
+        ..NewMachine::default()
+    };
+    let first = environment.add_machine(named("web1")).await.unwrap();
+    let second = environment.add_machine(at("db1.example", Some("db1"))).await.unwrap();
+    for (refused, message) in [
+        (at("Web1", None), "'web1' is the name of machine 0, so it cannot be the address of another one"),
+        (
+            named("db1.example"),
+            "'db1.example' is an address of machine 1, so it cannot be the name of another one",
+        ),
+    ] {
+        assert_eq!(environment.add_machine(refused).await.unwrap_err().to_string(), message);
+    }
+    assert_eq!(environment.machine_ids().await.unwrap(), [first, second]);
+    environment.add_machine(at("web3", Some("web3"))).await.unwrap();
+    environment.add_machine(at("192.0.2.7", Some("web4"))).await.unwrap();
+}
+
 /// An environment of an older version has no index of names.
 pub(super) async fn the_index_of_names_is_created_on_first_use(backend: &impl Backend) {
     let environment = fresh(backend, Placement::Unassigned).await;

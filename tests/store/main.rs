@@ -107,6 +107,7 @@ on_every_tree![
     operations::concurrent_port_changes_are_both_kept,
     machines::names_of_machines_are_unique_until_they_are_terminated,
     machines::the_index_of_names_is_created_on_first_use,
+    machines::no_address_of_a_machine_is_the_name_of_another,
     machines::a_machine_reports_its_host_and_no_other_one,
     machines::a_machine_whose_agent_is_down_is_terminated_by_force_only,
     machines::only_the_terminated_machine_reads_its_tombstone,

@@ -10,6 +10,7 @@ use crate::cli::authority;
 use crate::cli::error::{Refusal, parse_arg};
 use crate::cli::juju::heartbeat::{self, MaintenanceArgs};
 use crate::cli::output;
+use crate::identity::expired_offers;
 use crate::identity::issuer::Issuer;
 use crate::machine::join_token::{JoinToken, LIFETIME_MS};
 use crate::model::MachineId;
@@ -79,13 +80,18 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Offers the machine to the holder of a new token.
+/// Offers the machine to the holder of a new token, and deletes the offers of expired ones.
 pub(super) async fn join_token(
     target: &Target,
     environment: &Environment<ZkTree>,
     machine: MachineId,
 ) -> anyhow::Result<JoinToken> {
-    let expires_ms = wall_ms() + LIFETIME_MS;
+    let now_ms = wall_ms();
+    // A controller does so as well, if one runs.
+    if let Err(problem) = expired_offers::delete_all(environment.tree(), now_ms).await {
+        output::hint(&format!("expired tokens of other machines were not deleted: {problem}"));
+    }
+    let expires_ms = now_ms + LIFETIME_MS;
     Ok(JoinToken {
         environment: target.environment.clone(),
         machine,

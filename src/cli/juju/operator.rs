@@ -1,8 +1,9 @@
-//! `juju operator`: adds, lists and removes operators of an environment.
+//! `juju operator`: adds, lists and removes operators of an environment, and renews their
+//! certificates.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Subcommand;
 
 use crate::cli::args::environment::{Globals, Target};
@@ -14,7 +15,7 @@ use crate::cli::output;
 use crate::model::OperatorName;
 use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
 use crate::net::tls::key::PrivateKey;
-use crate::runtime::clock::wall_ms;
+use crate::runtime::clock::{utc, wall_ms};
 use crate::store::operators::FIRST_OPERATOR;
 use crate::store::{self, Credential, Environment, ZkTree};
 
@@ -28,13 +29,28 @@ pub(super) struct Args {
 enum Action {
     /// Add an operator with credentials and a certificate of its own
     #[command(after_help = "\
-Writes the credentials to a file, mode 0600. The new operator saves it as \
-$XDG_CONFIG_HOME/portcullis/ENV.json (default: ~/.config/portcullis/ENV.json).
+Writes NAME.json, NAME.key and NAME.pem to $XDG_CONFIG_HOME/portcullis/ENV-operators (default: \
+~/.config/portcullis/ENV-operators). In the same place on the host of the new operator, NAME.json is \
+saved as ENV.json, NAME.key as ENV-identity/operator.key and NAME.pem as ENV-identity/operator.pem, the \
+first two with mode 0600. `juju node` uses the certificate; it is valid for a year.
 
 Examples:
   juju operator add alice")]
     Add {
         /// Name of the operator: lower-case letters, digits and '-'
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Issue a new certificate with a new key for an operator
+    #[command(after_help = "\
+Requires the key of the environment's authority, which is on the host that bootstrapped. Writes NAME.key and \
+NAME.pem as `juju operator add` does; the credentials stay the same. The certificate of the first operator \
+is renewed by the process that issues certificates.
+
+Examples:
+  juju operator renew alice")]
+    Renew {
+        /// Name of the operator
         #[arg(value_name = "NAME")]
         name: String,
     },
@@ -52,6 +68,7 @@ Examples:
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     match &args.action {
         Action::Add { name } => add(globals, parse_arg(name)?).await,
+        Action::Renew { name } => renew(globals, parse_arg(name)?).await,
         Action::Remove { name } => {
             let name: OperatorName = parse_arg(name)?;
             globals
@@ -121,18 +138,55 @@ fn write_files(
         ca: target.address.ca().map(str::to_owned),
     };
     let credentials = directory.join(format!("{name}.json"));
-    let mut files = vec![(credentials.clone(), render(&saved), Privacy::Secret)];
+    write(&directory, &credentials, &render(&saved), Privacy::Secret)?;
     if let Some(authority) = authority {
-        let key = PrivateKey::generate()?;
-        let names = Names::of([format!("{FIRST_OPERATOR}-{name}")]);
-        let chain = authority.issue_for(&key, &names, Validity::starting(wall_ms(), ROLE_LIFETIME))?;
-        files.push((directory.join(format!("{name}.key")), key.expose().to_owned(), Privacy::Secret));
-        files.push((directory.join(format!("{name}.pem")), chain, Privacy::Plain));
-    }
-    for (path, contents, privacy) in files {
-        file::ensure_private_dir(&directory)
-            .and_then(|()| file::replace(&path, contents.as_bytes(), privacy))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        write_certificate(&directory, name, authority)?;
     }
     Ok(Written { credentials, has_certificate: authority.is_some() })
+}
+
+/// Issues a certificate for a new key, and writes both. Returns the path of the certificate and its
+/// validity.
+fn write_certificate(
+    directory: &Path,
+    name: &OperatorName,
+    authority: &Authority,
+) -> anyhow::Result<(PathBuf, Validity)> {
+    let key = PrivateKey::generate()?;
+    let names = Names::of([format!("{FIRST_OPERATOR}-{name}")]);
+    let validity = Validity::starting(wall_ms(), ROLE_LIFETIME);
+    let chain = authority.issue_for(&key, &names, validity)?;
+    write(directory, &directory.join(format!("{name}.key")), key.expose(), Privacy::Secret)?;
+    let certificate = directory.join(format!("{name}.pem"));
+    write(directory, &certificate, &chain, Privacy::Plain)?;
+    Ok((certificate, validity))
+}
+
+fn write(directory: &Path, path: &Path, contents: &str, privacy: Privacy) -> anyhow::Result<()> {
+    file::ensure_private_dir(directory)
+        .and_then(|()| file::replace(path, contents.as_bytes(), privacy))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+async fn renew(globals: &Globals, name: OperatorName) -> anyhow::Result<()> {
+    let work = async |target: &Target, environment: &Environment<ZkTree>| {
+        if !environment.operators().await?.contains(&name) {
+            return Err(store::Error::OperatorNotFound(name.clone()).into());
+        }
+        let (config, environment, tree) = (&target.config, &target.environment, environment.tree());
+        let Some(authority) = authority::read_published(config, environment, tree).await? else {
+            bail!(
+                "no certificate was issued, because {} does not exist",
+                config.authority(environment).display()
+            );
+        };
+        write_certificate(&config.operators(environment), &name, &authority)
+    };
+    let (certificate, validity) = globals.in_environment(work).await?;
+    let (certificate, until) = (certificate.display(), utc(validity.until_ms));
+    output::message(&format!(
+        "Operator '{name}' has a new certificate, valid until {until}; it is in {certificate}, with its key \
+         beside it."
+    ));
+    Ok(())
 }

@@ -71,6 +71,6 @@ fn client_tls(target: &Target, ca: Option<&str>) -> anyhow::Result<ClientTls> {
         let written = file::replace(&path, ca.as_bytes(), file::Privacy::Plain);
         written.with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let files = ClientFiles { ca: Some(identity.ca()), identity: Some(files), machine: None };
+    let files = ClientFiles { ca: Some(identity.ca()), identity: Some(files), ..ClientFiles::default() };
     Ok(ClientTls::load(files)?)
 }

@@ -175,8 +175,8 @@ impl Tracking {
         ca_file: Option<&Path>,
         reach: Reach,
     ) -> anyhow::Result<Self> {
-        let calls =
-            ClientTls::load(ClientFiles { ca: ca_file.map(Path::to_owned), ..ClientFiles::default() })?;
+        let ca = ca_file.map(Path::to_owned);
+        let calls = ClientTls::load(ClientFiles { system_roots: true, ca, ..ClientFiles::default() })?;
         raise_open_files();
         let (mut server, address) = bind(listen).await?;
         let is_tls = tls.is_some();

@@ -57,6 +57,9 @@ pub(super) struct Args {
     /// Address of the heartbeat tracker of `up`: see `portcullis up --help`
     #[arg(long, value_name = "ADDR")]
     heartbeat: Option<SocketAddr>,
+    /// Address of the manager of nodes of `up`: see `portcullis up --help`
+    #[arg(long, value_name = "ADDR")]
+    fleet: Option<SocketAddr>,
     /// Firewall of the machine of `up`: see `portcullis up --help`
     #[arg(long, value_enum, value_name = "HOW")]
     firewall: Option<Kind>,
@@ -166,8 +169,8 @@ fn prepare(args: &Args) -> anyhow::Result<Vec<ToWrite>> {
         }
     }
     files.extend(proxy_files(args, &program, &directory)?);
-    for ToWrite { path, mark, .. } in &files {
-        refuse_anothers(path, mark)?;
+    for file in &files {
+        refuse_anothers(file)?;
     }
     Ok(files)
 }
@@ -214,6 +217,7 @@ fn of_machine(environment: &EnvironmentName, hook_user: &str) -> Args {
         hook_user: hook_user.to_owned(),
         listen: None,
         heartbeat: None,
+        fleet: None,
         firewall: None,
         provider: Provider::Memory,
         ec2_settings: None,
@@ -238,9 +242,8 @@ fn check(args: &Args) -> Result<(), Usage> {
     if args.tls.is_given() && args.roles.iter().filter(of_nodes).count() != 1 {
         return Err(Usage::new("--tls-cert requires exactly one of the roles manager and agent"));
     }
-    let of_up = args.listen.is_some() || args.heartbeat.is_some() || args.firewall.is_some();
-    if of_up && !args.roles.contains(&Role::Up) {
-        return Err(Usage::new("--listen, --heartbeat and --firewall are for the role up"));
+    if !options_of_up(args).is_empty() && !args.roles.contains(&Role::Up) {
+        return Err(Usage::new("--listen, --heartbeat, --fleet and --firewall are for the role up"));
     }
     if args.bus_group.is_some() && !args.roles.contains(&Role::Manager) {
         return Err(Usage::new("--bus-group is for the role manager"));
@@ -291,13 +294,27 @@ fn agent_policy() -> anyhow::Result<String> {
     Err(crate::cli::error::Refusal::NoFleet.into())
 }
 
-fn refuse_anothers(path: &Path, mark: &str) -> anyhow::Result<()> {
-    match trusted_file::read_limited(path, MAX_BYTES)? {
-        Some(found) if !found.starts_with(mark.as_bytes()) => {
-            bail!("{} was not written by this command and is not replaced", path.display())
-        }
+/// Refuses to replace a file that another program wrote, or the service of another environment.
+fn refuse_anothers(file: &ToWrite) -> anyhow::Result<()> {
+    let ToWrite { path, mark, text, .. } = file;
+    let Some(found) = trusted_file::read_limited(path, MAX_BYTES)? else { return Ok(()) };
+    if !found.starts_with(mark.as_bytes()) {
+        bail!("{} was not written by this command and is not replaced", path.display());
+    }
+    let found = String::from_utf8_lossy(&found);
+    match (environment_of(&found), environment_of(text)) {
+        (Some(other), Some(environment)) if other != environment => bail!(
+            "{} is the service of environment '{other}'; remove it first, or choose another --directory",
+            path.display()
+        ),
         _ => Ok(()),
     }
+}
+
+/// Returns the environment in the command of a unit file.
+fn environment_of(unit: &str) -> Option<&str> {
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart="))?;
+    command.split(' ').skip_while(|word| *word != "-e").nth(1)
 }
 
 fn unit_file(
@@ -331,8 +348,8 @@ fn unit_file(
                 hooks(units_dir(environment, "%i"))
             ),
         ),
-        Role::Manager => ("manager of nodes".to_owned(), args.fleet().manager(environment)?),
-        Role::Agent => ("agent of a node".to_owned(), args.fleet().agent()?),
+        Role::Manager => ("manager of nodes".to_owned(), args.options_of_nodes().manager(environment)?),
+        Role::Agent => ("agent of a node".to_owned(), args.options_of_nodes().agent()?),
     };
     let unit = SystemdUnit {
         description,
@@ -351,13 +368,14 @@ fn options_of_up(args: &Args) -> String {
     let options = [
         ("--listen", args.listen.map(|addr| addr.to_string())),
         ("--heartbeat", args.heartbeat.map(|addr| addr.to_string())),
+        ("--fleet", args.fleet.map(|addr| addr.to_string())),
         ("--firewall", firewall.map(|value| value.get_name().to_owned())),
     ];
     options.into_iter().filter_map(|(name, value)| Some(format!(" {name} {}", value?))).collect()
 }
 
 impl Args {
-    fn fleet(&self) -> Options<'_> {
+    fn options_of_nodes(&self) -> Options<'_> {
         let Self { config, tls, user, bus_group, .. } = self;
         Options { config: config.as_ref(), tls, user: *user, bus_group: bus_group.as_deref() }
     }

@@ -9,6 +9,7 @@ fn asked(hook_user: &str) -> Args {
         hook_user: hook_user.to_owned(),
         listen: None,
         heartbeat: None,
+        fleet: None,
         firewall: None,
         provider: Provider::Ec2,
         ec2_settings: None,
@@ -55,11 +56,12 @@ fn options_of_up_are_part_of_its_command() {
     let mut args = Args {
         listen: Some("10.88.0.1:2181".parse().unwrap()),
         heartbeat: Some("[fd00::1]:28500".parse().unwrap()),
+        fleet: Some("10.88.0.1:842".parse().unwrap()),
         firewall: Some(Kind::NftablesAcceptOnly),
         ..asked("web")
     };
-    let command = " up -e local --listen 10.88.0.1:2181 --heartbeat [fd00::1]:28500 --firewall \
-                   nftables-accept-only --hook-user web ";
+    let command = " up -e local --listen 10.88.0.1:2181 --heartbeat [fd00::1]:28500 --fleet \
+                   10.88.0.1:842 --firewall nftables-accept-only --hook-user web ";
     assert!(text(&args).contains(command), "{}", text(&args));
     assert!(check(&args).is_ok());
     args.roles = vec![Role::Keeper];
@@ -154,4 +156,31 @@ fn unit_files_of_other_programs_are_not_replaced() {
     let refused = run(&typed).unwrap_err().to_string();
     assert!(refused.ends_with("was not written by this command and is not replaced"), "{refused}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "[Unit]\n");
+}
+
+#[test]
+fn the_service_of_another_environment_is_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let of = |role, environment: &str, user: &str| Args {
+        roles: vec![role],
+        environment: environment.to_owned(),
+        directory: Some(directory.path().to_owned()),
+        provider: Provider::Memory,
+        ..asked(user)
+    };
+    for role in [Role::Machine, Role::Up, Role::Controller] {
+        run(&of(role, "prod", "web")).unwrap();
+        run(&of(role, "prod", "nobody")).unwrap();
+        let path = directory.path().join(role.file());
+        let refused = run(&of(role, "test", "web")).unwrap_err().to_string();
+        let expected = format!(
+            "{} is the service of environment 'prod'; remove it first, or choose another --directory",
+            path.display()
+        );
+        assert_eq!(refused, expected);
+        assert!(fs::read_to_string(path).unwrap().contains(" -e prod "));
+    }
+    // The keeper serves any environment.
+    run(&of(Role::Keeper, "prod", "web")).unwrap();
+    run(&of(Role::Keeper, "test", "web")).unwrap();
 }

@@ -1,16 +1,18 @@
 //! The issuer of certificates as a role of `controller` and `up`, on hosts that have the key of the
 //! environment's authority. It also renews the certificates of the operator and the controller on
-//! that host.
+//! that host. On every host, it deletes the offers of expired tokens.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::cli::args::environment::{Target, wait_for_store};
 use crate::cli::authority;
 use crate::cli::error::Refusal;
+use crate::identity::expired_offers;
 use crate::identity::issuer::Issuer;
 use crate::net::tls::authority::Authority;
 use crate::runtime::clock::wall_ms;
@@ -20,12 +22,11 @@ use crate::store::ZkTree;
 /// Time between two checks of the certificates' age.
 const CHECK: Duration = Duration::from_secs(3600);
 
-/// Starts the role with a session of its own, if this host has the key.
+/// Starts the role with a session of its own. Without the key, it issues no certificates.
 pub(super) fn start(service: &mut Service<anyhow::Error>, target: Target) -> anyhow::Result<()> {
     if authority::read(&target.config, &target.environment)?.is_none() {
         let path = target.config.authority(&target.environment);
         info!(missing = %path.display(), "certificates are not issued by this process");
-        return Ok(());
     }
     if target.saved.is_none() {
         // The process cannot start without credentials, and another role reports that.
@@ -36,38 +37,51 @@ pub(super) fn start(service: &mut Service<anyhow::Error>, target: Target) -> any
             opened = wait_for_store(|| open(&target)) => opened,
             () = stopped(&mut stop) => return Ok(()),
         };
-        let (tree, authority) = match opened {
-            Err(other) if matches!(other.downcast_ref(), Some(Refusal::OtherAuthority { .. })) => {
-                error!(reason = %other, "certificates are not issued");
-                return Ok(());
-            }
-            opened => opened?,
-        };
-        let for_roles = Authority::load(authority.certificate(), authority.key())?;
+        let (tree, authority) = opened?;
         let ended = tokio::select! {
-            ended = Issuer::new(tree.clone(), authority, wall_ms).run(stop) => ended,
-            never = renew_roles(&target, &for_roles) => match never {},
+            ended = issue(&target, &tree, authority, stop) => ended,
+            never = expired_offers::keep_deleting(&tree, wall_ms) => match never {},
         };
         tree.close().await;
-        ended.context("certificates are not issued")
+        ended
     });
     Ok(())
 }
 
-/// Connects to the store, and refuses a key of another authority than the environment's.
-async fn open(target: &Target) -> anyhow::Result<(ZkTree, Authority)> {
-    let (config, environment) = (&target.config, &target.environment);
+/// Connects to the store, and reads the authority. A key of another authority than the
+/// environment's is not used.
+async fn open(target: &Target) -> anyhow::Result<(ZkTree, Option<Authority>)> {
     let tree = target.open().await?.into_tree();
-    let read = authority::read_published(config, environment, &tree).await;
-    let path = config.authority(environment);
-    let found = read.and_then(|read| read.with_context(|| format!("{} was removed", path.display())));
-    match found {
+    match authority::read_published(&target.config, &target.environment, &tree).await {
         Ok(authority) => Ok((tree, authority)),
+        Err(other) if matches!(other.downcast_ref(), Some(Refusal::OtherAuthority { .. })) => {
+            error!(reason = %other, "certificates are not issued");
+            Ok((tree, None))
+        }
         Err(error) => {
             tree.close().await;
             Err(error)
         }
     }
+}
+
+/// Issues certificates with the authority's key, if there is one, until the process stops.
+async fn issue(
+    target: &Target,
+    tree: &ZkTree,
+    authority: Option<Authority>,
+    mut stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let Some(authority) = authority else {
+        stopped(&mut stop).await;
+        return Ok(());
+    };
+    let for_roles = Authority::load(authority.certificate(), authority.key())?;
+    let ended = tokio::select! {
+        ended = Issuer::new(tree.clone(), authority, wall_ms).run(stop) => ended,
+        never = renew_roles(target, &for_roles) => match never {},
+    };
+    ended.context("certificates are not issued")
 }
 
 /// Renews the certificates of the operator and the controller before they expire.

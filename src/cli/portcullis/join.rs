@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -24,15 +26,17 @@ use crate::machine::file::MachineFile;
 use crate::machine::join_token::JoinToken;
 use crate::model::{EnvironmentName, MachineId};
 use crate::net::tls::pin::fetch_ca;
+use crate::net::tls::probe::HandshakeFailure;
 use crate::runtime::clock::wall_ms;
+use crate::store::address::name_of;
 use crate::store::joining::{JoinError, Offer};
 use crate::store::{Address, ZkTree};
 
 /// The longest token that is read from stdin.
 const MAX_TOKEN_BYTES: u64 = 16 * 1024;
 
-/// How long to wait for one host of the store.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long to wait for a host of the store that the token names.
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// How long to wait for a certificate. Without a running issuer there is none, and the agent
 /// requests it again.
@@ -123,21 +127,32 @@ async fn verified_address(token: &JoinToken) -> anyhow::Result<Address> {
         }
         return Ok(token.store.clone());
     };
+    // All hosts are asked at the same time: some may be down.
+    let hosts = token.store.hosts();
+    let fetch = async |host: &str| {
+        let stream = TcpStream::connect(host).await.ok()?;
+        Some((host.to_owned(), fetch_ca(name_of(host), stream, fingerprint).await))
+    };
+    let mut fetching: FuturesUnordered<_> = hosts.split(',').map(fetch).collect();
     let mut problem = None;
-    for host in token.store.hosts().split(',') {
-        let bare = host.rsplit_once(':').map_or(host, |(name, _)| name);
-        let bare = bare.trim_start_matches('[').trim_end_matches(']');
-        let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(host)).await else { continue };
-        match timeout(CONNECT_TIMEOUT, fetch_ca(bare, stream, fingerprint)).await {
-            Ok(Ok(ca)) => return Ok(token.store.clone().with_ca(Some(&ca))),
-            Ok(Err(Some(failure))) => problem = Some((host.to_owned(), failure)),
-            Ok(Err(None)) | Err(_) => {}
+    let found = async {
+        while let Some(fetched) = fetching.next().await {
+            match fetched {
+                Some((_, Ok(ca))) => return Some(ca),
+                Some((host, Err(Some(failure)))) => problem = problem.take().or(Some((host, failure))),
+                Some((_, Err(None))) | None => {}
+            }
         }
+        None
+    };
+    if let Ok(Some(ca)) = timeout(VERIFY_TIMEOUT, found).await {
+        return Ok(token.store.clone().with_ca(Some(&ca)));
     }
-    let address = token.store.to_string();
+    let machine = token.machine;
     Err(match problem {
-        Some((host, why)) => Refusal::OtherStoreThanToken { machine: token.machine, host, why }.into(),
-        None => anyhow::anyhow!("cannot reach the store at {address}"),
+        Some((host, HandshakeFailure::NoCa)) => Refusal::NoCaToVerify { host }.into(),
+        Some((host, why)) => Refusal::OtherStoreThanToken { machine, host, why }.into(),
+        None => anyhow::anyhow!("cannot reach the store at {}", token.store),
     })
 }
 
@@ -202,4 +217,65 @@ async fn certificate(
     let Ok(chain) = obtained else { return Ok(None) };
     files.install(&chain?)?;
     Ok(Some(files.files().certificates))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::cli::authority;
+    use crate::cli::config::Role;
+    use crate::machine::join_token::LIFETIME_MS;
+    use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
+    use crate::net::tls::certificate::Certificate;
+    use crate::net::tls::key::PrivateKey;
+    use crate::net::tls::{ServerFiles, ServerTls};
+    use crate::store::Credential;
+    use crate::store::joining::OfferKind;
+
+    /// A limit that only a hang reaches. All hosts one after another would take longer.
+    const HANG: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn hosts_that_do_not_answer_do_not_delay_the_one_that_does() {
+        let home = tempfile::tempdir().unwrap();
+        let (config, environment) = (ConfigDir::below(home.path()), "prod".parse().unwrap());
+        file::ensure_private_dir(&config.identity(&environment)).unwrap();
+        let authority = Authority::create("prod", &PrivateKey::generate().unwrap(), wall_ms()).unwrap();
+        let files = authority::role_identity(&config, &environment, Role::Controller);
+        let validity = Validity::starting(wall_ms(), ROLE_LIFETIME);
+        let names = Names::of(["127.0.0.1"]);
+        files.install(&authority.issue_for(&files.ensure_key().unwrap(), &names, validity).unwrap()).unwrap();
+        let tls = ServerTls::load(ServerFiles { identity: files.files(), client_ca: None }).unwrap();
+        let mut silent = Vec::new();
+        for _ in 0..31 {
+            silent.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let hosts: Vec<_> = silent.iter().chain([&listener]).map(|l| l.local_addr().unwrap()).collect();
+        let hosts = hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let serving = async {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                // The client ends the connection after the handshake.
+                drop(tls.accept(stream).await);
+            }
+        };
+        let fingerprint = Certificate::parse(authority.certificate()).unwrap().fingerprint();
+        let token = JoinToken {
+            environment: environment.clone(),
+            machine: MachineId::new(3),
+            store: format!("tls://{hosts}").parse().unwrap(),
+            fingerprint: Some(fingerprint.to_string()),
+            credential: Credential::parse("join:x").unwrap(),
+            expires_ms: wall_ms() + LIFETIME_MS,
+            offer: OfferKind::Operator,
+        };
+        let verified = tokio::select! {
+            verified = timeout(HANG, verified_address(&token)) => verified.expect("no hang").unwrap(),
+            () = serving => unreachable!(),
+        };
+        assert_eq!(verified.ca(), Some(authority.certificate()));
+    }
 }

@@ -76,7 +76,8 @@ pub(super) struct Args {
     /// next one is tried when one does not answer [default: the trackers listed in the store]
     #[arg(long, value_name = "URL")]
     beat_to: Vec<String>,
-    /// Additional CA certificates (PEM) to trust for https:// trackers
+    /// CA certificates (PEM) to trust for https:// trackers, besides the environment's and, with
+    /// --beat-to, those of the system
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
     #[command(flatten)]
@@ -104,11 +105,15 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let data = up::data_dir(&environment, None)?;
     let mut agent = prepare(&environment, id, file, (&args.firewall, &args.units), (Kind::None, &data))?;
     let machine = Some(agent.machine_files());
-    let tls = ClientTls::load(ClientFiles { ca: args.ca_file.clone(), machine, identity: None })?;
+    // The trackers in the store and the managers have certificates of the environment's CA.
+    let of_node = ClientFiles { machine, ..ClientFiles::default() };
+    let of_beats =
+        ClientFiles { system_roots: !args.beat_to.is_empty(), ca: args.ca_file.clone(), ..of_node.clone() };
+    let (of_node, tls) = (ClientTls::load(of_node)?, ClientTls::load(of_beats)?);
     let sender = sender.with_certificate(tls.clone());
     agent.trackers = args.beat_to.is_empty().then_some(found);
     agent.addresses = addresses;
-    agent.node = args.systemd.agent(&tls, agent.file.address.is_loopback())?;
+    agent.node = args.systemd.agent(&of_node, agent.file.address.is_loopback())?;
     let path = machine_file::path(&args.globals, id, args.credentials.as_deref())?;
     if args.credentials.is_none() {
         let data = std::path::absolute(&data)?;

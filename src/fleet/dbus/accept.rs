@@ -9,10 +9,9 @@ use tokio::net::{TcpStream, UnixStream};
 use zbus::Guid;
 
 use super::connect::{Peer, authenticated_peer, plain_peer};
-use crate::net::tls::{ServerTls, peer::dns_names};
-
-/// The first byte of a TLS handshake. A D-Bus connection begins with a zero byte.
-const TLS_HANDSHAKE: u8 = 0x16;
+use crate::net::tls::ServerTls;
+use crate::net::tls::peer::dns_names;
+use crate::net::tls::refused_client::TLS_HANDSHAKE;
 
 /// The connections that a manager accepts over TCP.
 #[derive(Debug, Clone)]
@@ -36,9 +35,15 @@ pub enum Proof {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
-    #[error("plain TCP is accepted only from loopback addresses")]
+    #[error(
+        "plain TCP is accepted only from loopback addresses: connect with TLS, as --tls-cert, --tls-key and \
+         --ca-file of an agent do"
+    )]
     PlainTcp,
-    #[error("no certificate is configured for TLS")]
+    #[error(
+        "the client uses TLS, and this manager has no certificate: start it with --tls-cert, or connect \
+         without TLS"
+    )]
     NoTls,
     #[error("the client presented no certificate")]
     NoCertificate,
@@ -58,6 +63,7 @@ impl TcpPolicy {
         if stream.peek(&mut first).await? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        // A D-Bus connection begins with a zero byte.
         if first[0] != TLS_HANDSHAKE {
             if !(self.allow_plain || from.ip().to_canonical().is_loopback()) {
                 return Err(AcceptError::PlainTcp);

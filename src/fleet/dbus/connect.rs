@@ -13,6 +13,7 @@ use zbus::{Guid, Message, MessageStream};
 use super::socket::{Activity, PeerSocket};
 use crate::fleet::address::ManagerAddress;
 use crate::net::tls::ClientTls;
+use crate::net::tls::probe::client_problem;
 
 /// The time for the connection, TLS and SASL.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,8 +38,8 @@ pub enum Security {
 pub enum ConnectError {
     #[error("cannot connect to the manager at {address}")]
     Connect { address: ManagerAddress, source: io::Error },
-    #[error("the TLS handshake with the manager at {address} failed")]
-    Tls { address: ManagerAddress, source: io::Error },
+    #[error("the TLS handshake with the manager at {address} failed: {problem}")]
+    Tls { address: ManagerAddress, problem: String },
     #[error("the manager at {address} does not speak D-Bus")]
     Dbus { address: ManagerAddress, source: zbus::Error },
     #[error("the manager at {address} did not answer in {} s", HANDSHAKE_TIMEOUT.as_secs())]
@@ -96,7 +97,10 @@ async fn open(address: &ManagerAddress, security: &Security) -> Result<Peer, Con
                 Security::Tls { tls, server_name } => {
                     let name = server_name.as_deref().unwrap_or(host);
                     let stream = tls.connect(name, stream).await;
-                    let refused = |source| ConnectError::Tls { address: address.clone(), source };
+                    let refused = |error: io::Error| {
+                        let problem = client_problem(&error, name).unwrap_or_else(|| error.to_string());
+                        ConnectError::Tls { address: address.clone(), problem }
+                    };
                     authenticated_peer(stream.map_err(refused)?).await
                 }
             }

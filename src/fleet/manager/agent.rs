@@ -9,6 +9,7 @@ use tracing::{info, warn};
 use zbus::message::{Flags, Type};
 use zbus::{Connection, Message};
 
+use super::operator::Operator;
 use super::properties::unit_state;
 use super::requests::Requests;
 use super::{Leadership, Manager, NodeRule};
@@ -42,13 +43,13 @@ impl Manager {
     /// Serves an accepted connection until it ends: as an agent, if its first message registers a
     /// node in time, or as an operator.
     pub(super) async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
-        let is_operator = match &proof {
-            Proof::Certificate { names, .. } => names.iter().any(|name| self.is_operator(name)),
-            Proof::LocalUser(user) => [0, self.0.own_user].contains(user),
-            Proof::None => false,
+        let operator = match &proof {
+            Proof::Certificate { names, .. } => self.operator_with(names),
+            Proof::LocalUser(user) => [0, self.0.own_user].contains(user).then_some(Operator::Permanent),
+            Proof::None => None,
         };
-        if matches!(proof, Proof::Certificate { .. }) && is_operator {
-            return self.serve_operator(peer, None).await;
+        if let (Proof::Certificate { .. }, Some(operator)) = (&proof, &operator) {
+            return self.serve_operator(peer, operator.clone(), None).await;
         }
         let Ok(Some(first)) = timeout_at(accepted + HANDSHAKE_TIMEOUT, peer.next()).await else { return };
         let header = first.header();
@@ -56,8 +57,8 @@ impl Manager {
             && header.interface().is_some_and(|name| *name == names::INTERNAL_MANAGER_INTERFACE)
             && header.member().is_some_and(|name| *name == "Register");
         drop(header);
-        if !is_register && is_operator {
-            return self.serve_operator(peer, Some(first)).await;
+        if let (false, Some(operator)) = (is_register, operator) {
+            return self.serve_operator(peer, operator, Some(first)).await;
         }
         let registered = if is_register {
             self.register(&first, &proof, &peer, &from)
@@ -85,10 +86,15 @@ impl Manager {
         }
     }
 
-    /// Whether a certificate with this name is that of an operator, who may call all methods.
-    fn is_operator(&self, name: &str) -> bool {
-        let added = || name.strip_prefix(OPERATOR)?.strip_prefix('-')?.parse().ok();
-        name == OPERATOR || added().is_some_and(|added| self.state().operators.contains(&added))
+    /// The operator whose certificate has these names. Operators may call all methods.
+    fn operator_with(&self, names: &[String]) -> Option<Operator> {
+        if names.iter().any(|name| name == OPERATOR) {
+            return Some(Operator::Permanent);
+        }
+        let added = |name: &String| name.strip_prefix(OPERATOR)?.strip_prefix('-')?.parse().ok();
+        let state = self.state();
+        let found = names.iter().filter_map(added).find(|added| state.operators.contains(added));
+        found.map(Operator::Added)
     }
 
     /// Checks a registration, and reserves the name of the node.
@@ -264,7 +270,10 @@ pub(super) fn check_proof(
     match proof {
         Proof::Certificate { names, der } => {
             if !names.iter().any(|proved| rule.is_proved_by(name, proved)) {
-                return refuse(format!("the certificate is not valid for '{name}'"));
+                let remedy = rule.machine.map_or_else(String::new, |machine| {
+                    format!("; `juju machine renew {machine}` issues one to the machine with this name")
+                });
+                return refuse(format!("the certificate is not valid for '{name}'{remedy}"));
             }
             if rule.certificate.as_ref().is_some_and(|expected| expected != der) {
                 return refuse(format!("'{name}' has to present another certificate"));

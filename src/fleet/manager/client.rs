@@ -13,6 +13,7 @@ use super::object::monitor_path;
 use super::properties::variants;
 use crate::fleet::dbus::names::MONITOR_INTERFACE;
 use crate::fleet::monitor::{Outgoing, Signal};
+use crate::model::OperatorName;
 
 /// Messages that wait to be sent to one client. A client that does not read them is disconnected.
 const QUEUED: usize = 16_384;
@@ -30,6 +31,8 @@ pub(super) struct Owner {
 
 #[derive(Debug)]
 pub(super) struct Client {
+    /// The added operator whose connection this is.
+    operator: Option<OperatorName>,
     queue: mpsc::Sender<Message>,
     /// Whether signals of the client's monitors wait for room.
     is_waiting: Arc<AtomicBool>,
@@ -60,7 +63,11 @@ impl Client {
     pub(super) fn new() -> (Self, Queued) {
         let (queue, messages) = mpsc::channel(QUEUED);
         let is_waiting = Arc::<AtomicBool>::default();
-        (Self { queue, is_waiting: Arc::clone(&is_waiting) }, Queued { messages, is_waiting })
+        (Self { operator: None, queue, is_waiting: Arc::clone(&is_waiting) }, Queued { messages, is_waiting })
+    }
+
+    pub(super) fn of_operator(self, operator: Option<OperatorName>) -> Self {
+        Self { operator, ..self }
     }
 }
 
@@ -79,6 +86,15 @@ impl Clients {
 
     pub(super) fn remove(&mut self, id: u64) {
         self.clients.remove(&id);
+    }
+
+    pub(super) fn contains(&self, id: u64) -> bool {
+        self.clients.contains_key(&id)
+    }
+
+    /// Removes the clients of added operators that are not among these.
+    pub(super) fn retain_operators(&mut self, operators: &BTreeSet<OperatorName>) {
+        self.clients.retain(|_, client| client.operator.as_ref().is_none_or(|name| operators.contains(name)));
     }
 
     /// Removes all clients. Queued messages are still sent.

@@ -35,8 +35,8 @@ use crate::model::{MachineId, OperatorName, number_name};
 pub struct NodeRule {
     /// The only certificate (DER) that the node may present; `None` does not restrict it.
     pub certificate: Option<Bytes>,
-    /// The machine that the node is. Its certificate may have the name with the machine's number
-    /// instead of the node's own name.
+    /// The machine that the node is. Its certificate has to have the name with the machine's number
+    /// instead of the node's own name, which may be an address of another machine.
     pub machine: Option<MachineId>,
     /// The nodes on whose units those of this node may depend; `None` if that cannot be read.
     pub may_depend_on: Option<BTreeSet<NodeName>>,
@@ -50,7 +50,10 @@ impl NodeRule {
 
     /// Whether a certificate with this name is that of the node.
     fn is_proved_by(&self, node: &NodeName, name: &str) -> bool {
-        name == node.as_str() || self.machine.is_some_and(|machine| name == number_name(machine))
+        match self.machine {
+            Some(machine) => name == number_name(machine),
+            None => name == node.as_str(),
+        }
     }
 }
 
@@ -109,10 +112,12 @@ impl Manager {
         self.run(tasks);
     }
 
-    /// Sets the operators besides the first one, who may call all methods. Connections that are
-    /// open are not affected.
+    /// Sets the operators besides the first one, who may call all methods. The connections of
+    /// operators that are no longer in the set are closed.
     pub fn set_operators(&self, operators: BTreeSet<OperatorName>) {
-        self.state().operators = operators;
+        let mut state = self.state();
+        state.clients.retain_operators(&operators);
+        state.operators = operators;
     }
 
     /// Sets the intervals for connections that begin later.

@@ -16,6 +16,7 @@ use crate::fleet::dbus::connect::Peer;
 use crate::fleet::dbus::errors::{self, CallError};
 use crate::fleet::dbus::names;
 use crate::fleet::liveness::{Liveness, Step};
+use crate::model::OperatorName;
 
 /// Calls of one connection, or of one sender on a bus, that are answered at the same time. Further
 /// ones wait.
@@ -63,11 +64,29 @@ impl Presence {
     }
 }
 
+/// An operator, as a connection has proved it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Operator {
+    /// The first operator of the environment, or a user of this host. It cannot be removed.
+    Permanent,
+    Added(OperatorName),
+}
+
 impl Manager {
-    /// Serves an operator until the connection ends. `first` is a call that was received already.
-    pub(super) async fn serve_operator(&self, mut peer: Peer, first: Option<Message>) {
+    /// Serves an operator until the connection ends, or the operator is removed. `first` is a call
+    /// that was received already.
+    pub(super) async fn serve_operator(&self, mut peer: Peer, operator: Operator, first: Option<Message>) {
         let (client, mut queued) = Client::new();
-        let id = self.state().add_client(client);
+        let id = {
+            let mut state = self.state();
+            let added = match operator {
+                Operator::Permanent => None,
+                Operator::Added(name) if state.operators.contains(&name) => Some(name),
+                // Removed since the certificate was checked.
+                Operator::Added(_) => return,
+            };
+            state.add_client(client.of_operator(added))
+        };
         let owner = Owner { client: id, sender: None };
         let limit = CallLimit::default();
         let caller = Caller { owner: owner.clone(), rights: Rights::All, presence: limit.presence() };
@@ -97,6 +116,7 @@ impl Manager {
             };
             tokio::select! {
                 received = peer.next() => match received {
+                    _ if !self.state().clients.contains(id) => break,
                     Some(call) if call.message_type() == Type::MethodCall => {
                         self.serve_call(&caller, call, &limit).await;
                     }

@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::net::tls::ClientTls;
 use crate::net::tls::client::ConfigVersion;
+use crate::net::tls::probe::{client_problem, refused_certificate};
 use crate::net::url::{Url, UrlError};
 
 /// More of an answer than this is not read.
@@ -81,6 +82,30 @@ pub enum CallError {
     /// The call was not made, or its task ended: the caller may no longer make it.
     #[error("the call was cancelled")]
     Cancelled,
+}
+
+impl CallError {
+    /// Returns one line about a failed call to this URL, with the remedy if it is a matter of TLS.
+    pub fn problem(&self, url: &str) -> String {
+        let problem = match self {
+            Self::Tls(error) => {
+                let host = Url::parse(url).ok().map(|url| url.host);
+                client_problem(error, &host.unwrap_or_default())
+            }
+            Self::Http(error) if !url.starts_with("https://") && (error.is_parse() || is_closed(error)) => {
+                Some(format!("{self}: if the server requires TLS, its address begins with https://"))
+            }
+            other => refused_certificate(other).map(str::to_owned),
+        };
+        problem.unwrap_or_else(|| self.to_string())
+    }
+}
+
+/// Whether the server has closed the connection without an answer.
+fn is_closed(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    error.is_incomplete_message()
+        || source.is_some_and(|source| source.kind() == std::io::ErrorKind::ConnectionReset)
 }
 
 /// The client for HTTP/1, with TLS and without. Clones share their idle connections.

@@ -22,6 +22,7 @@ use super::framing::{self, BodyLength, Expect, Invalid};
 use super::message::{BodyError, Reply, Request, Wire};
 use super::server::{Caller, Endpoint, Handler, Limits, TOO_SLOW};
 use crate::net::listener::stopped;
+use crate::net::tls::refused_client::{TLS_HANDSHAKE, UNEXPECTED_TLS};
 
 /// Header fields of a request.
 const MAX_HEADERS: usize = 100;
@@ -206,6 +207,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
         Ok((Request { head, body, peer, certificate, _room: room.flatten() }, wire, keep_alive))
     }
 
+    /// Logs a client that begins a TLS handshake.
+    fn log_tls(&self) {
+        if self.read.first() == Some(&TLS_HANDSHAKE) {
+            self.endpoint.refused.log(self.caller.peer, &UNEXPECTED_TLS);
+        }
+    }
+
     /// The head, and when the body has to be complete.
     async fn head(&mut self, pending: &mut Reservation) -> Result<(Asked, Instant), Refused> {
         let limits = self.endpoint.limits;
@@ -218,7 +226,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
                 begun = true;
                 due = Instant::now() + head_time;
             }
-            if begun && let Some(asked) = take_head(self.read, &limits)? {
+            if begun && let Some(asked) = take_head(self.read, &limits).inspect_err(|_| self.log_tls())? {
                 // Time already spent waiting for the body counts towards its limit.
                 let since = if received { Instant::now() } else { self.since };
                 return Ok((asked, since + limits.request_time));

@@ -21,6 +21,7 @@ use super::tls_accept;
 use super::write_timeout::WriteTimeout;
 use crate::net::listener::Listener;
 use crate::net::tls::ServerTls;
+use crate::net::tls::refused_client::RefusedClients;
 
 pub(super) const TOO_SLOW: &str = "No answer in time";
 
@@ -141,7 +142,8 @@ impl Server {
     pub async fn serve_with<H: Handler>(self, handler: Arc<H>, stop: watch::Receiver<bool>) {
         let Self { listener, limits, tls } = self;
         let is_plain = tls.is_none();
-        let endpoint = Arc::new(Endpoint { limits, handler, buffers: BufferLimits::new(&limits), tls });
+        let (buffers, refused) = (BufferLimits::new(&limits), RefusedClients::default());
+        let endpoint = Arc::new(Endpoint { limits, handler, buffers, tls, refused });
         let stopping = stop.clone();
         let serve = move |stream, peer| connection(stream, peer, Arc::clone(&endpoint), stopping.clone());
         let refuse = |stream: &TcpStream| {
@@ -159,6 +161,8 @@ pub(super) struct Endpoint<H> {
     pub(super) handler: Arc<H>,
     pub(super) buffers: Arc<BufferLimits>,
     tls: Option<ServerTls>,
+    /// The log lines about clients of a plain listener that use TLS.
+    pub(super) refused: RefusedClients,
 }
 
 /// The client of a connection.

@@ -50,7 +50,7 @@ pub enum AuthorityError {
     InvalidCertificate,
     #[error("not a certificate signing request: {0}")]
     InvalidRequest(&'static str),
-    #[error("'{0}' is not a DNS name")]
+    #[error("'{}' is not a DNS name", .0.escape_debug())]
     InvalidName(String),
     #[error("the certificate cannot be signed: {0}")]
     NotSigned(String),
@@ -153,16 +153,20 @@ impl Request {
         if parsed.public_key.algorithm() != &PKCS_ECDSA_P256_SHA256 {
             return Err(invalid("its key is not of the type ECDSA P-256"));
         }
+        if parsed.params.subject_alt_names.len() > MAX_NAMES {
+            return Err(invalid("it asks for too many names"));
+        }
         let mut names = Names::default();
         for name in &parsed.params.subject_alt_names {
             match name {
+                // The names are part of messages; a DNS name is short and has no control characters.
+                SanType::DnsName(name) if !is_dns_name(name.as_str()) => {
+                    return Err(invalid("it asks for a name that is no DNS name"));
+                }
                 SanType::DnsName(name) => _ = names.dns.insert(name.as_str().to_ascii_lowercase()),
                 SanType::IpAddress(ip) => _ = names.ips.insert(*ip),
                 _ => return Err(invalid("it asks for other names than DNS names and addresses")),
             }
-        }
-        if names.dns.len() + names.ips.len() > MAX_NAMES {
-            return Err(invalid("it asks for too many names"));
         }
         Ok(Self { key: parsed.public_key, names })
     }

@@ -70,6 +70,14 @@ fn invalid_requests_are_refused_with_the_reason() {
     let mut mail = CertificateParams::default();
     mail.subject_alt_names = vec![SanType::Rfc822Name("a@example.org".try_into().unwrap())];
     let mail = mail.serialize_request(&key.pair().unwrap()).unwrap().pem().unwrap();
+    let with_names = |names: &[&str]| {
+        let mut params = CertificateParams::default();
+        params.subject_alt_names =
+            names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap())).collect();
+        params.serialize_request(&key.pair().unwrap()).unwrap().pem().unwrap()
+    };
+    let no_dns_name = "it asks for a name that is no DNS name";
+    let label = "a".repeat(63);
     let many = Names::of((0..=MAX_NAMES).map(|number| format!("n{number}")));
     for (pem, reason) in [
         ("".to_owned(), "it cannot be parsed"),
@@ -79,6 +87,12 @@ fn invalid_requests_are_refused_with_the_reason() {
         (other_type, "its key is not of the type ECDSA P-256"),
         (mail, "it asks for other names than DNS names and addresses"),
         (key.request(&many).unwrap(), "it asks for too many names"),
+        (with_names(&["machine-3"; MAX_NAMES + 1]), "it asks for too many names"),
+        (with_names(&["machine-3", "a\nb"]), no_dns_name),
+        (with_names(&["\u{1b}[2J"]), no_dns_name),
+        (with_names(&["*"]), no_dns_name),
+        (with_names(&[""]), no_dns_name),
+        (with_names(&[&[&*label; 4].join(".")]), no_dns_name),
     ] {
         assert_eq!(Request::parse(&pem).unwrap_err(), AuthorityError::InvalidRequest(reason));
     }
@@ -104,6 +118,8 @@ fn names_that_are_no_dns_names_are_refused() {
         let issued = ca.issue_for(&key, &Names::of([bad]), Validity::starting(NOW, ROLE_LIFETIME));
         assert_eq!(issued.unwrap_err(), AuthorityError::InvalidName(bad.to_owned()));
     }
+    let refused = AuthorityError::InvalidName("a\n\u{1b}".to_owned());
+    assert_eq!(refused.to_string(), r"'a\n\u{1b}' is not a DNS name");
 }
 
 #[test]

@@ -36,6 +36,11 @@ impl Certificate {
         Self::parse_der(&der).ok_or(invalid)
     }
 
+    /// Returns the number of certificates in PEM text.
+    pub fn count_in(pem: &str) -> usize {
+        CertificateDer::pem_slice_iter(pem.as_bytes()).filter(Result::is_ok).count()
+    }
+
     /// Reads a certificate in DER form; `None` if it cannot be parsed.
     pub fn parse_der(der: &[u8]) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(der).ok()?;

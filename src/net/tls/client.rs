@@ -1,6 +1,7 @@
-//! The TLS configuration of outgoing connections: the trusted CAs, those of the system and those of
-//! files, and the certificate that the client presents, if it has one that is still valid.
+//! The TLS configuration of outgoing connections: the trusted CAs, those of files and on request those
+//! of the system, and the certificate that the client presents, if it has one that is still valid.
 
+use std::error::Error as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tracing::warn;
 
 use super::certificate::Certificate;
 use super::files::{IdentityFiles, Reloaded, TlsError, add_ca_file};
@@ -22,11 +24,15 @@ use crate::runtime::clock::wall_ms;
 /// The files of a client.
 #[derive(Debug, Clone, Default)]
 pub struct ClientFiles {
-    /// CAs that are trusted besides those of the system.
+    /// Whether the CAs of the system are trusted, too. Any of them could issue a certificate with
+    /// the name of a server of the environment.
+    pub system_roots: bool,
+    /// Further CAs that are trusted.
     pub ca: Option<PathBuf>,
     /// The client's own certificate.
     pub identity: Option<IdentityFiles>,
-    /// The files of a machine's identity. They may not exist yet, and are used once they do.
+    /// The files of a machine's identity. They are used once they exist and can be used: without
+    /// them, the machine can still get new ones.
     pub machine: Option<MachineFiles>,
 }
 
@@ -46,7 +52,21 @@ impl ClientFiles {
         identities.chain(ca).collect()
     }
 
-    fn read(&self, system: &[CertificateDer<'static>]) -> Result<Current, TlsError> {
+    /// Reads the files for the first time: unusable files of the machine count as missing ones.
+    fn read_first(&self, system: &[CertificateDer<'static>]) -> Result<Current, TlsError> {
+        self.read(system, |error| {
+            let cause = error.source().map(ToString::to_string);
+            warn!(%error, cause, "certificate files of the machine cannot be used");
+            Ok(())
+        })
+    }
+
+    /// Reads the files. `refuse` decides about an unusable file of the machine.
+    fn read(
+        &self,
+        system: &[CertificateDer<'static>],
+        refuse: impl Fn(TlsError) -> Result<(), TlsError>,
+    ) -> Result<Current, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let mut roots = RootCertStore::empty();
         // Invalid certificates among those of the system are ignored.
@@ -56,8 +76,8 @@ impl ClientFiles {
         }
         let mut identity = self.identity.as_ref().map(|files| files.read(&provider)).transpose()?;
         if let Some(machine) = &self.machine {
-            existing(add_ca_file(&mut roots, &machine.ca))?;
-            identity = identity.or(existing(machine.identity.read(&provider))?);
+            usable(add_ca_file(&mut roots, &machine.ca), &refuse)?;
+            identity = identity.or(usable(machine.identity.read(&provider), &refuse)?);
         }
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -74,12 +94,15 @@ impl ClientFiles {
     }
 }
 
-/// A result without a file that does not exist.
-fn existing<T>(read: Result<T, TlsError>) -> Result<Option<T>, TlsError> {
+/// A result without a file that does not exist, or that is not refused.
+fn usable<T>(
+    read: Result<T, TlsError>,
+    refuse: impl Fn(TlsError) -> Result<(), TlsError>,
+) -> Result<Option<T>, TlsError> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(TlsError::Missing(_)) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => refuse(error).map(|()| None),
     }
 }
 
@@ -136,12 +159,24 @@ struct Loaded {
 
 impl Loaded {
     async fn load(files: &ClientFiles) -> io::Result<Self> {
-        let system = tokio::task::spawn_blocking(|| rustls_native_certs::load_native_certs().certs);
-        let system = system.await.map_err(io::Error::other)?;
+        Self::with(files, || rustls_native_certs::load_native_certs().certs).await
+    }
+
+    /// Loads the files, and the CAs of the system with `native`.
+    async fn with(
+        files: &ClientFiles,
+        native: impl FnOnce() -> Vec<CertificateDer<'static>> + Send + 'static,
+    ) -> io::Result<Self> {
+        let system = if files.system_roots {
+            tokio::task::spawn_blocking(native).await.map_err(io::Error::other)?
+        } else {
+            Vec::new()
+        };
         if system.is_empty() && files.ca.is_none() && files.machine.is_none() {
             return Err(io::Error::other(TlsError::NoRoots));
         }
-        let current = Reloaded::new(&files.paths(), || files.read(&system)).map_err(io::Error::other)?;
+        let current =
+            Reloaded::new(&files.paths(), || files.read_first(&system)).map_err(io::Error::other)?;
         Ok(Self { system, current })
     }
 }
@@ -150,7 +185,8 @@ impl ClientTls {
     /// # Errors
     /// If the files cannot be used.
     pub fn load(files: ClientFiles) -> Result<Self, TlsError> {
-        files.read(&[])?;
+        // The files of a machine are read, and reported, with the first connection.
+        ClientFiles { machine: None, ..files.clone() }.read(&[], Err)?;
         Ok(Self(Arc::new(Inner { files, ..Inner::default() })))
     }
 
@@ -179,7 +215,7 @@ impl ClientTls {
     async fn current(&self) -> io::Result<Current> {
         let Inner { files, loaded } = &*self.0;
         let Loaded { system, current } = loaded.get_or_try_init(|| Loaded::load(files)).await?;
-        Ok(current.get(&files.paths(), || files.read(system)))
+        Ok(current.get(&files.paths(), || files.read(system, Err)))
     }
 }
 
@@ -190,5 +226,37 @@ pub struct ConfigVersion(Arc<ClientConfig>);
 impl PartialEq for ConfigVersion {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::pem::PemObject as _;
+
+    use super::*;
+    use crate::net::tls::tests::{handshake, issue, new_ca, write};
+    use crate::net::tls::{ServerFiles, ServerTls};
+
+    /// A client on a system that trusts `system`.
+    async fn client_on(system: CertificateDer<'static>, files: ClientFiles) -> ClientTls {
+        let loaded = Loaded::with(&files, || vec![system]).await.unwrap();
+        ClientTls(Arc::new(Inner { files, loaded: OnceCell::new_with(Some(loaded)) }))
+    }
+
+    #[tokio::test]
+    async fn cas_of_the_system_are_trusted_on_request_only() {
+        let (directory, public, own) = (tempfile::tempdir().unwrap(), new_ca(), new_ca());
+        let directory = directory.path();
+        let ca = write(directory, "own.pem", own.certificate());
+        let system = CertificateDer::from_pem_slice(public.certificate().as_bytes()).unwrap();
+        for (issuer, system_roots, is_trusted) in
+            [(&public, true, true), (&public, false, false), (&own, true, true), (&own, false, true)]
+        {
+            let identity = issue(directory, issuer, "localhost");
+            let server = ServerTls::load(ServerFiles { identity, client_ca: None }).unwrap();
+            let files = ClientFiles { ca: Some(ca.clone()), system_roots, ..ClientFiles::default() };
+            let connected = handshake(&server, &client_on(system.clone(), files).await).await;
+            assert_eq!(connected.is_ok(), is_trusted, "{connected:?}");
+        }
     }
 }

@@ -1,8 +1,14 @@
 //! The names in a peer's certificate. The handshake has verified the certificate before, and the
 //! parts decide what a name allows. Pure.
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
+
+/// Whether a server's certificate can be verified for this host: a DNS name, or an address without
+/// brackets.
+pub fn is_server_name(host: &str) -> bool {
+    ServerName::try_from(host).is_ok()
+}
 
 /// Returns the DNS names of a certificate in DER form, without wildcards. A certificate that cannot
 /// be read has no names.

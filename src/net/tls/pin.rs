@@ -1,6 +1,7 @@
 //! Fetches the CA certificate with a known fingerprint from a server whose chain leads to it. The
 //! certificate is genuine, whoever sent it; later connections verify the server with it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine as _;
@@ -30,6 +31,7 @@ pub async fn fetch_ca(
         fingerprint: fingerprint.to_owned(),
         provider: Arc::clone(&provider),
         found: Mutex::default(),
+        has_no_ca: AtomicBool::default(),
     });
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -40,6 +42,9 @@ pub async fn fetch_ca(
         .with_no_client_auth();
     let shaken = Probe::with_config(config).handshake(host, stream).await;
     let found = verifier.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if verifier.has_no_ca.load(Ordering::SeqCst) {
+        return Err(Some(HandshakeFailure::NoCa));
+    }
     shaken?;
     found.map(|der| pem(&der)).ok_or(Some(HandshakeFailure::OtherCa))
 }
@@ -57,6 +62,8 @@ struct Pinned {
     provider: Arc<CryptoProvider>,
     /// The CA certificate, once a chain was verified with it.
     found: Mutex<Option<CertificateDer<'static>>>,
+    /// Whether the chain has no CA certificate at all.
+    has_no_ca: AtomicBool,
 }
 
 impl ServerCertVerifier for Pinned {
@@ -73,6 +80,8 @@ impl ServerCertVerifier for Pinned {
             certificate.is_some_and(|found| found.fingerprint().to_string() == self.fingerprint)
         };
         let pinned = intermediates.iter().find(is_pinned);
+        let is_ca = |der: &CertificateDer<'_>| Certificate::parse_der(der).is_some_and(|found| found.is_ca());
+        self.has_no_ca.store(!intermediates.iter().any(is_ca), Ordering::SeqCst);
         let pinned = pinned.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
         let mut roots = RootCertStore::empty();
         roots.add(pinned.clone().into_owned())?;
@@ -170,7 +179,7 @@ mod tests {
             (issue(&ours, "127.0.0.1"), None),
             (issue(&other, "127.0.0.1"), Some(HandshakeFailure::OtherCa)),
             (disguised, Some(HandshakeFailure::OtherCa)),
-            (without_ca, Some(HandshakeFailure::OtherCa)),
+            (without_ca, Some(HandshakeFailure::NoCa)),
             (issue(&ours, "192.0.2.1"), Some(HandshakeFailure::OtherName("127.0.0.1".to_owned()))),
         ] {
             let address = serve(&chain, &key).await;

@@ -17,6 +17,8 @@ use tokio_rustls::TlsConnector;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeFailure {
     OtherCa,
+    /// The CA certificate is searched in the server's chain, and the chain has none.
+    NoCa,
     Expired,
     NotYetValid,
     OtherName(String),
@@ -29,6 +31,7 @@ impl fmt::Display for HandshakeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OtherCa => f.write_str("the server's certificate was issued by another CA"),
+            Self::NoCa => f.write_str("the server does not send its CA certificate"),
             Self::Expired => {
                 f.write_str("the server's certificate has expired, or the clock of this machine is wrong")
             }
@@ -40,6 +43,38 @@ impl fmt::Display for HandshakeFailure {
             Self::Other(reason) => f.write_str(reason),
         }
     }
+}
+
+impl HandshakeFailure {
+    /// What to do for a client of a tracker or a manager.
+    fn remedy(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::OtherCa => {
+                "`juju machine renew N` gives machine N the CA of its environment, and --ca-file names \
+                 another one"
+            }
+            Self::NoCa => "append the CA certificate to the certificate file of the server",
+            Self::Expired | Self::NotYetValid => {
+                "compare the clocks; a restart of the server renews its certificate"
+            }
+            Self::OtherName(_) => "use a name or an address that is in it",
+            Self::NotTls => "choose its TLS port, or connect without TLS, as http:// does",
+            Self::Other(_) => return None,
+        })
+    }
+}
+
+/// Returns why the TLS connection of a client of a tracker or a manager failed, and the remedy. The
+/// client expected a certificate for `host`.
+pub fn client_problem(error: &io::Error, host: &str) -> Option<String> {
+    if let Some(refused) = refused_certificate(error) {
+        return Some(refused.to_owned());
+    }
+    let why = failure(error, host)?;
+    Some(match why.remedy() {
+        Some(remedy) => format!("{why}: {remedy}"),
+        None => why.to_string(),
+    })
 }
 
 /// Returns why a server refused the certificate of a client, if that is what an error reports.
@@ -54,15 +89,19 @@ pub fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<
             "the server refused the certificate of this client, which has expired or is not valid yet: \
              compare the clocks, or issue a new one with `juju machine renew ID`",
         ),
-        Some(Error::AlertReceived(AlertDescription::CertificateRequired)) => {
-            Some("the server requires a certificate of the client")
-        }
+        Some(Error::AlertReceived(AlertDescription::CertificateRequired)) => Some(
+            "the server requires a certificate of the client: `juju machine renew N` issues a new one if \
+                 it has expired",
+        ),
         Some(Error::AlertReceived(
             AlertDescription::UnknownCA
             | AlertDescription::BadCertificate
             | AlertDescription::CertificateUnknown
             | AlertDescription::DecryptError,
-        )) => Some("the server refused the certificate of this client: another CA issued it"),
+        )) => Some(
+            "the server refused the certificate of this client: another CA issued it, and `juju machine \
+             renew ID` issues a new one",
+        ),
         Some(_) => None,
         None => error.source().and_then(refused_certificate),
     }
@@ -106,8 +145,7 @@ impl Probe {
     /// # Errors
     /// The reason; `None` if it is neither the certificate nor the protocol.
     pub async fn handshake(&self, host: &str, stream: TcpStream) -> Result<(), Option<HandshakeFailure>> {
-        let other = |error: &dyn fmt::Display| HandshakeFailure::Other(error.to_string());
-        let name = ServerName::try_from(host.to_owned()).map_err(|error| Some(other(&error)))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| None)?;
         let connected = TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await;
         connected.map(drop).map_err(|error| failure(&error, host))
     }

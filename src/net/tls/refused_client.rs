@@ -1,5 +1,5 @@
 //! Why the handshake with a client failed, as far as the client's certificate or protocol is the
-//! reason, and log lines about it, which are limited.
+//! reason, with the remedy, and log lines about it, which are limited.
 
 use std::fmt::Display;
 use std::io;
@@ -12,21 +12,37 @@ use tracing::{debug, warn};
 
 use crate::net::log_limit::LogLimit;
 
-/// Returns why a client was refused; `None` if the connection just ended, as those of port scans do.
+/// The first byte of a TLS connection.
+pub const TLS_HANDSHAKE: u8 = 0x16;
+
+/// The client of a plain listener begins a TLS handshake.
+pub const UNEXPECTED_TLS: &str = "the client uses TLS and this listener does not: name it without \
+                                      tls:// or https://, or choose its TLS port";
+
+/// Returns why a client was refused, and the remedy; `None` if the connection just ended, as those of
+/// port scans do.
 pub fn refused_client(error: &io::Error) -> Option<&'static str> {
     let tls = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match tls {
-        Error::InvalidMessage(_) => "the client does not use TLS",
-        Error::NoCertificatesPresented => "the client presented no certificate",
+        Error::InvalidMessage(_) => {
+            "the client does not use TLS: begin the address of this listener with tls:// or https://"
+        }
+        Error::NoCertificatesPresented => {
+            "the client presented no certificate: `juju machine renew N` issues a new one to machine N \
+             if it has expired"
+        }
         Error::InvalidCertificate(problem) => match problem {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                "the client's certificate was issued by another CA"
+                "the client's certificate was issued by another CA: `juju machine renew N` issues one of \
+                 this environment to machine N"
             }
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                "the client's certificate has expired, or the clock of this machine is wrong"
+                "the client's certificate has expired, or the clock of this machine is wrong: compare \
+                 the clocks, or issue a new one with `juju machine renew N`"
             }
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                "the client's certificate is not valid yet, or the clock of this machine is wrong"
+                "the client's certificate is not valid yet, or the clock of this machine is wrong: compare \
+                 the clocks, or issue a new one with `juju machine renew N`"
             }
             _ => "the client's certificate is invalid",
         },
@@ -36,7 +52,10 @@ pub fn refused_client(error: &io::Error) -> Option<&'static str> {
             | AlertDescription::CertificateUnknown
             | AlertDescription::CertificateExpired
             | AlertDescription::DecryptError,
-        ) => "the client does not accept the certificate of this listener",
+        ) => {
+            "the client does not accept the certificate of this listener: give it the CA certificate with \
+             --ca or --ca-file"
+        }
         _ => return None,
     })
 }
@@ -160,20 +179,49 @@ mod tests {
         let (ca, other, now_ms) = (new_ca(), new_ca(), wall_ms());
         let server = listener(directory.path(), &ca);
         let presenting = |issuer: &Authority, from_ms| Some((&ca, Some(issue(issuer, from_ms))));
+        let clock = "compare the clocks, or issue a new one with `juju machine renew N`";
         for (client, expected) in [
             (presenting(&ca, now_ms - DAY / 2), None),
-            (None, Some("the client does not use TLS")),
-            (Some((&ca, None)), Some("the client presented no certificate")),
-            (presenting(&other, now_ms - DAY / 2), Some("the client's certificate was issued by another CA")),
+            (
+                None,
+                Some(
+                    "the client does not use TLS: begin the address of this listener with tls:// or https://",
+                ),
+            ),
+            (
+                Some((&ca, None)),
+                Some(
+                    "the client presented no certificate: `juju machine renew N` issues a new one to \
+                     machine N if it has expired",
+                ),
+            ),
+            (
+                presenting(&other, now_ms - DAY / 2),
+                Some(
+                    "the client's certificate was issued by another CA: `juju machine renew N` issues one of \
+                     this environment to machine N",
+                ),
+            ),
             (
                 presenting(&ca, now_ms - 2 * DAY),
-                Some("the client's certificate has expired, or the clock of this machine is wrong"),
+                Some(&*format!(
+                    "the client's certificate has expired, or the clock of this machine is wrong: {clock}"
+                )),
             ),
             (
                 presenting(&ca, now_ms + DAY),
-                Some("the client's certificate is not valid yet, or the clock of this machine is wrong"),
+                Some(&*format!(
+                    "the client's certificate is not valid yet, or the clock of this machine is wrong: \
+                     {clock}"
+                )),
             ),
-            (Some((&other, None)), Some("the client does not accept the certificate of this listener")),
+            (
+                Some((&other, None)),
+                Some(
+                    "the client does not accept the certificate of this listener: give it the CA certificate \
+                     with --ca or --ca-file",
+                ),
+            ),
         ] {
             assert_eq!(reason(&server, client).await, expected);
         }

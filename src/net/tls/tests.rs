@@ -19,7 +19,7 @@ pub(super) fn new_ca() -> Authority {
 }
 
 /// Replaces the file as an operator would: a new file is renamed over the old one.
-fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
+pub(super) fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
     let (path, new) = (directory.join(name), directory.join("new"));
     fs::write(&new, contents).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
@@ -28,7 +28,7 @@ fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
 }
 
 /// Writes `NAME.pem` and `NAME.key`.
-fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
+pub(super) fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
     let key = PrivateKey::generate().unwrap();
     let validity = Validity::starting(wall_ms(), MACHINE_LIFETIME);
     let chain = ca.issue_for(&key, &Names::of([name]), validity).unwrap();
@@ -40,7 +40,7 @@ fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
 
 /// Returns the names of the client's certificate as the server sees them, if both sides accept the
 /// other's certificate.
-async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Vec<String>> {
+pub(super) async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Vec<String>> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let accepted = async {
@@ -64,7 +64,7 @@ async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Ve
 }
 
 fn trusting(ca_file: &Path, identity: Option<IdentityFiles>) -> ClientTls {
-    ClientTls::load(ClientFiles { ca: Some(ca_file.to_owned()), identity, machine: None }).unwrap()
+    ClientTls::load(ClientFiles { ca: Some(ca_file.to_owned()), identity, ..ClientFiles::default() }).unwrap()
 }
 
 #[tokio::test]
@@ -120,6 +120,40 @@ async fn a_listener_uses_replaced_files_without_a_restart() {
     assert!(std::sync::Arc::ptr_eq(&last, &server.config()));
     fs::remove_file(renewed.key).unwrap();
     assert_eq!(handshake(&server, &after).await.unwrap(), ["old-client"]);
+}
+
+#[tokio::test]
+async fn a_machine_with_unusable_files_connects_without_a_certificate() {
+    let (directory, ca) = (tempfile::tempdir().unwrap(), new_ca());
+    let directory = directory.path();
+    let ca_file = write(directory, "ca.pem", ca.certificate());
+    let client_ca = Some((ca_file.clone(), ClientAuth::Optional));
+    let identity = issue(directory, &ca, "localhost");
+    let server = ServerTls::load(ServerFiles { identity, client_ca }).unwrap();
+    let (own, other) = (issue(directory, &ca, "machine-3"), issue(directory, &ca, "machine-4"));
+    let names = async |certificates: &Path, key: &Path, machine_ca: &Path| {
+        let identity = IdentityFiles { certificates: certificates.to_owned(), key: key.to_owned() };
+        let machine = Some(MachineFiles { ca: machine_ca.to_owned(), identity });
+        let client =
+            ClientTls::load(ClientFiles { ca: Some(ca_file.clone()), machine, ..ClientFiles::default() });
+        handshake(&server, &client.unwrap()).await.unwrap()
+    };
+    let (certificates, key) = (&*own.certificates, &*own.key);
+    let [empty, absent] = [write(directory, "empty", ""), directory.join("absent")];
+    assert_eq!(names(certificates, key, &ca_file).await, ["machine-3"]);
+    for (certificates, key) in
+        [(certificates, &*other.key), (&*empty, key), (certificates, &*empty), (certificates, &*absent)]
+    {
+        assert!(names(certificates, key, &ca_file).await.is_empty(), "{certificates:?} {key:?}");
+    }
+    assert_eq!(names(certificates, key, &empty).await, ["machine-3"]);
+    fs::set_permissions(key, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(names(certificates, key, &ca_file).await.is_empty());
+    // Files that an operator names are an error.
+    let named = IdentityFiles { key: other.key, ..own };
+    let refused =
+        ClientTls::load(ClientFiles { identity: Some(named), ..ClientFiles::default() }).unwrap_err();
+    assert!(matches!(refused, TlsError::KeyMismatch { .. }), "{refused}");
 }
 
 #[test]
@@ -199,15 +233,22 @@ async fn refused_client_certificates_have_a_reason() {
         probe::refused_certificate(&refused).unwrap_or_else(|| panic!("{refused:?}"))
     };
     assert_eq!(handshake(&server, &trusting(&ca_file, Some(issue(&ca, "a", valid)))).await.unwrap(), ["a"]);
-    assert_eq!(reason(None).await, "the server requires a certificate of the client");
-    let another_ca = "the server refused the certificate of this client: another CA issued it";
+    let required = "the server requires a certificate of the client: `juju machine renew N` issues a new one \
+                    if it has expired";
+    assert_eq!(reason(None).await, required);
+    let another_ca = "the server refused the certificate of this client: another CA issued it, and `juju \
+                      machine renew ID` issues a new one";
     assert_eq!(reason(Some(issue(&other, "b", valid))).await, another_ca);
     // A clock that is a day off: not valid before tomorrow.
     let early = Validity { from_ms: now + DAY, until_ms: now + 2 * DAY };
     let early = reason(Some(issue(&ca, "c", early))).await;
-    assert!(early.contains("expired or is not valid yet") && early.contains("juju machine renew"), "{early}");
+    assert_eq!(
+        early,
+        "the server refused the certificate of this client, which has expired or is not valid yet: compare \
+         the clocks, or issue a new one with `juju machine renew ID`"
+    );
     // The client itself holds an expired certificate back, and the server requires one.
     let expired = Validity { from_ms: now - 3 * DAY, until_ms: now - DAY };
     let expired = reason(Some(issue(&ca, "d", expired))).await;
-    assert_eq!(expired, "the server requires a certificate of the client");
+    assert_eq!(expired, required);
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use zookeeper_client as zk;
 
 use crate::net::tls::probe::{Probe, speaks_tls};
-use crate::store::address::Address;
+use crate::store::address::{Address, name_of};
 use crate::store::tree::Error;
 
 /// How long the search for the reason of a failure may take.
@@ -67,10 +67,4 @@ pub(super) async fn plain_failure(hosts: &str) -> Option<Error> {
         None
     };
     timeout(PROBE_TIMEOUT, probing).await.ok().flatten()
-}
-
-/// `HOST:PORT` without the port and without the brackets of an IPv6 address.
-fn name_of(host: &str) -> &str {
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    name.trim_start_matches('[').trim_end_matches(']')
 }

@@ -69,7 +69,8 @@ fn security(args: &Args) -> anyhow::Result<Security> {
         return Ok(Security::Plain);
     };
     let identity = IdentityFiles { certificates: certificates.clone(), key: key.clone() };
-    let files = ClientFiles { ca: args.ca_file.clone(), identity: Some(identity), machine: None };
+    let ca = args.ca_file.clone();
+    let files = ClientFiles { ca, identity: Some(identity), ..ClientFiles::default() };
     let tls = ClientTls::load(files)?;
     Ok(Security::Tls { tls, server_name: args.manager_name.clone() })
 }

@@ -252,3 +252,71 @@ async fn a_call_without_an_answer_ends_in_time() {
     let invalid = Client::default().call(beat("ftp://a", true)).await;
     assert!(matches!(invalid, Err(CallError::Address(UrlError::Scheme))));
 }
+
+/// Each failure of TLS with a tracker is one line that names the remedy; the first call is the
+/// control.
+#[tokio::test]
+async fn failures_of_tls_name_the_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (now, place) = (wall_ms(), directory.path());
+    let authority = || Authority::create("prod", &PrivateKey::generate().unwrap(), now).unwrap();
+    let (ca, other) = (authority(), authority());
+    let ca_file = place.join("ca.pem");
+    replace(&ca_file, ca.certificate().as_bytes(), Privacy::Plain).unwrap();
+    let line = async |served: Option<(&Authority, &str, u64)>, scheme: &str| {
+        let tls = served.map(|(issuer, name, from_ms)| {
+            let identity = issue(place, issuer, name, from_ms);
+            ServerTls::load(ServerFiles { identity, client_ca: None }).unwrap()
+        });
+        let (server, _stop) = serve(tls).await;
+        let url = format!("{scheme}://localhost:{}/beat", server.port());
+        let files = ClientFiles { ca: Some(ca_file.clone()), ..ClientFiles::default() };
+        let called = Client::new(ClientTls::load(files).unwrap()).call(beat(&url, true)).await;
+        called.map_err(|error| error.problem(&url))
+    };
+    let clock = "compare the clocks; a restart of the server renews its certificate";
+    for (served, scheme, expected) in [
+        (Some((&ca, "localhost", now)), "https", Ok(200)),
+        (
+            Some((&other, "localhost", now)),
+            "https",
+            Err("the server's certificate was issued by another CA: `juju machine renew N` gives machine N \
+                 the CA of its environment, and --ca-file names another one"
+                .to_owned()),
+        ),
+        (
+            Some((&ca, "localhost", now - 2 * DAY)),
+            "https",
+            Err(format!(
+                "the server's certificate has expired, or the clock of this machine is wrong: {clock}"
+            )),
+        ),
+        (
+            Some((&ca, "localhost", now + DAY)),
+            "https",
+            Err(format!(
+                "the server's certificate is not valid yet, or the clock of this machine is wrong: {clock}"
+            )),
+        ),
+        (
+            Some((&ca, "elsewhere", now)),
+            "https",
+            Err("the server's certificate is not valid for 'localhost': use a name or an address that is \
+                 in it"
+                .to_owned()),
+        ),
+        (
+            None,
+            "https",
+            Err("the server does not use TLS on this port: choose its TLS port, or connect without TLS, as \
+                 http:// does"
+                .to_owned()),
+        ),
+        (None, "http", Ok(200)),
+    ] {
+        assert_eq!(line(served, scheme).await, expected);
+    }
+    let plain = line(Some((&ca, "localhost", now)), "http").await.unwrap_err();
+    let remedy = ": if the server requires TLS, its address begins with https://";
+    assert!(plain.starts_with("no whole answer: ") && plain.ends_with(remedy), "{plain}");
+}
