@@ -403,6 +403,7 @@ impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
         // Another leader may have changed anything since the last lease.
         (self.known, self.confirmation) = (None, Confirmation::default());
         (self.last_sent, self.is_listed, self.clear_since) = (None, false, None);
+        self.launches_wait_since = None;
         let mut changed_reads = pending_reads.subscribe();
         // The first entry requests a full read, and may have been sent before this subscription.
         if !pending_reads.borrow().is_empty() {
