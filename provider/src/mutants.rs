@@ -45,8 +45,8 @@ mutants!(
     /// A missing record that other records still refer to counts as removed, and its ports are
     /// closed.
     MissingRecordCountsAsRemoved,
-    /// Ports are closed at once for an exposed flag that a client removes while it deletes the whole
-    /// service.
+    /// Ports are closed at once for an exposed flag that a client removes while it deletes the
+    /// whole service.
     LostFlagNotConfirmed,
     /// After a failure of the store the agent uses its old view, as if it had missed no events.
     ViewKeptAfterStoreFailure,
@@ -128,6 +128,9 @@ mutants!(
     /// The shared group is not deleted after the last machine, and blocks the next environment of
     /// that name.
     SharedGroupNotDeleted,
+    /// The retry of a launch that waits for a confirming read stays due, and causes one pass after
+    /// another.
+    WaitingLaunchRetriedAtOnce,
     /// Passes for retries do not process events.
     EventsIgnoredDuringRetries,
     /// Agents trust a store that was restored from an older backup, and remove everything made

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use self::flush::BatchWriter;
-use self::follow::{ChangedNodes, adopt_buckets};
+use self::follow::{ChangedNodes, adopt_all_buckets};
 use self::replicas::{BatchAge, Replicas};
 use self::shared_state::SharedState;
 use super::judge::{self, Judge, Renewal};
@@ -208,8 +208,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
             self.page = None;
             self.writer.forget_answers();
         }
-        self.shared().lock().stats.unreadable.clear();
-        adopt_buckets(self.shared(), buckets, rolled_back);
+        adopt_all_buckets(self.shared(), buckets, rolled_back);
         let changed = ChangedNodes {
             params: true,
             maintenance: true,
@@ -257,7 +256,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
         let newest_request = self.replicas.newest_answered().max(self.writer.flush_request());
         let (mut inherited, buckets) = judge::read_inherited(self.tree(), newest_request).await?;
         inherited.rolled_back = self.is_rolled_back(Some(inherited.journal_end()));
-        adopt_buckets(self.shared(), buckets, inherited.rolled_back);
+        adopt_all_buckets(self.shared(), buckets, inherited.rolled_back);
         self.publish_pages(&inherited.pages);
         inherited.last_page = self.last_page;
         inherited.last_published = self.shared().lock().feed.last();
@@ -322,5 +321,49 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
         inner.audit.stop_judging();
         inner.stats.judging = false;
         inner.stats.alarm = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::http::client::{Call, CallError};
+    use crate::store::records::Placement;
+    use crate::store::tree::Write;
+    use crate::store::{MemoryStore, paths};
+
+    struct NoCalls;
+
+    impl HttpClient for NoCalls {
+        async fn call(&self, _: Call) -> Result<u16, CallError> {
+            Err(CallError::TooSlow)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bucket_that_was_deleted_before_the_election_is_not_unreadable() {
+        let (memory, environment, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
+        let (tree, roles) = (memory.connect(Some(&controller)), environment.info().roles.clone());
+        store::ensure(&tree, &roles).await.unwrap();
+        let bucket = paths::heartbeat_bucket(1);
+        tree.write(vec![Write::create(bucket.clone(), "garbage", roles.controllers())]).await.unwrap();
+        let shared = Arc::new(SharedState::new(Arc::new(|| 0), 10));
+        let deps = Deps {
+            tree: tree.clone(),
+            roles,
+            shared: Arc::clone(&shared),
+            post: Arc::new(NoCalls),
+            url: String::new(),
+            webhook_secret: None,
+            random: || 4,
+        };
+        let mut tracker = Tracker::new(deps).unwrap();
+        tracker.register().await.unwrap();
+        tracker.read_everything().await.unwrap();
+        assert_eq!(shared.lock().stats.unreadable, [1].into());
+        tree.write(vec![Write::Delete { path: bucket }]).await.unwrap();
+        tracker.campaign().await.unwrap();
+        assert!(tracker.judge.is_some());
+        assert_eq!(shared.lock().stats.unreadable, [].into());
     }
 }

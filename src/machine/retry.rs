@@ -101,6 +101,13 @@ impl<I: Moment, K: Copy + Ord> Retries<I, K> {
         }
     }
 
+    /// Moves the retry of a failed task to `until` if it is earlier. This counts as no failure.
+    pub fn postpone(&mut self, key: K, until: I) {
+        if let Some(retry) = self.tries.get_mut(&key) {
+            retry.at = retry.at.max(until);
+        }
+    }
+
     pub fn next(&self) -> Option<I> {
         self.tries.values().map(|retry| retry.at).min()
     }
@@ -136,6 +143,22 @@ mod tests {
         assert!(retries.waiting(TASK, start));
         retries.succeeded(TASK);
         assert_eq!(retries.next(), None);
+    }
+
+    #[test]
+    fn a_postponed_retry_keeps_its_failures() {
+        let (mut retries, start) = (Retries::default(), Instant::now());
+        retries.postpone(TASK, start + LONGEST);
+        assert_eq!(retries.at(TASK), None, "the task has not failed");
+        retries.failed(TASK, Pace::BackOff, start, 0);
+        let at = retries.at(TASK).unwrap();
+        retries.postpone(TASK, start);
+        assert_eq!(retries.at(TASK), Some(at), "a later retry keeps its time");
+        let until = start + LONGEST;
+        retries.postpone(TASK, until);
+        assert_eq!(retries.at(TASK), Some(until));
+        retries.failed(TASK, Pace::BackOff, until, 0);
+        assert_eq!(retries.at(TASK), Some(until + FIRST), "half of the second pause");
     }
 
     #[test]

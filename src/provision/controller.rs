@@ -185,18 +185,17 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         let now = Instant::now();
         let mut plan = provision(records, inventory, |removals| self.confirmation.confirms(removals, now));
         self.hold_if_rolled_back(&mut plan, newest_zxid, lease).await?;
-        // A failure of another step of the machine, for example to close its ports, does not delay its
-        // termination.
+        // A failure of another step of the machine, for example to close its ports, does not delay
+        // its termination.
         for step in plan.confirmed.iter().filter(|step| !self.confirmation.has_confirmed(step)) {
             self.retries.succeeded(Task::Steps(step.machine()));
         }
         self.record_plan(&plan, now);
-        let launches_wait = self.launches_wait(!plan.unconfirmed.is_empty(), now);
         let mut steps = plan.steps;
-        steps.retain(|step| {
-            let waits = launches_wait && matches!(step, Step::Launch(_));
-            !waits && !self.retries.waiting(Task::Steps(step.machine()), now)
-        });
+        if let Some(until) = self.launches_wait_until(now) {
+            self.postpone_launches(&mut steps, until);
+        }
+        steps.retain(|step| !self.retries.waiting(Task::Steps(step.machine()), now));
         let (tree, now_ms) = (&self.tree, (self.wall_ms)());
         let runner = StepRunner { tree, machines: &self.machines, boot: &self.boot, now_ms };
         let outcomes = runner.run(steps, lease).await?;
@@ -208,14 +207,26 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         Ok(changed)
     }
 
-    /// Whether launches wait while terminations need confirmation: a launch that hangs would delay the
-    /// second read. They wait only for the time of a few reads, however many machines are terminated.
-    fn launches_wait(&mut self, is_unconfirmed: bool, now: Instant) -> bool {
-        if !is_unconfirmed {
+    /// Returns when launches may be sent, or `None` if they need not wait. They wait while
+    /// terminations need confirmation, because a launch that hangs would delay the second read, but
+    /// only for the time of a few reads, however many machines are terminated.
+    fn launches_wait_until(&mut self, now: Instant) -> Option<Instant> {
+        let Some(confirm_at) = self.confirmation.next() else {
             self.launches_wait_since = None;
-            return false;
+            return None;
+        };
+        let wait_ends = *self.launches_wait_since.get_or_insert(now) + 2 * CONFIRM_AFTER;
+        (now < wait_ends).then(|| wait_ends.min(confirm_at))
+    }
+
+    /// Removes launches from `steps`, and postpones their retries: a retry that is due, but not
+    /// sent, would cause one pass after another.
+    fn postpone_launches(&mut self, steps: &mut Vec<Step>, until: Instant) {
+        for launch in steps.extract_if(.., |step| matches!(step, Step::Launch(_))) {
+            if !mutant!(WaitingLaunchRetriedAtOnce) {
+                self.retries.postpone(Task::Steps(launch.machine()), until);
+            }
         }
-        now < *self.launches_wait_since.get_or_insert(now) + 2 * CONFIRM_AFTER
     }
 
     /// Removes terminations from the plan if the store was restored: a machine that is missing from
@@ -392,6 +403,7 @@ impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
         // Another leader may have changed anything since the last lease.
         (self.known, self.confirmation) = (None, Confirmation::default());
         (self.last_sent, self.is_listed, self.clear_since) = (None, false, None);
+        self.launches_wait_since = None;
         let mut changed_reads = pending_reads.subscribe();
         // The first entry requests a full read, and may have been sent before this subscription.
         if !pending_reads.borrow().is_empty() {

@@ -94,3 +94,26 @@ async fn a_replaced_leader_records_nothing() {
     runner.run(vec![record], &mut lease).await.unwrap();
     assert!(world.instance(machine).await.is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn launches_wait_for_a_confirming_read_under_every_lease() {
+    let world = World::new(MemorySettings::default()).await;
+    let roles = world.operator.info().roles.clone();
+    let tree = world.store.connect(Some(&world.controller));
+    world.operator.add_machine(None).await.unwrap();
+    let removed = Launch { machine: MachineNumber::new(50), user_data: UserData::new("") };
+    world.provider.launch(&removed).await.unwrap();
+    let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), None, roles.clone());
+    let mut provisioner = Provisioner::new(tree.clone(), world.provider.clone(), boot, || 0);
+    for holder in ["first", "second"] {
+        let lease = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), holder).await.unwrap();
+        let reads = PendingReads { everything: true, ..PendingReads::default() };
+        let (pending_reads, (updates, _received)) = (watch::Sender::new(reads), mpsc::channel(8));
+        // The lease is lost before the confirming read.
+        let work = provisioner.work(lease.clone(), &pending_reads, &updates);
+        tokio::time::timeout(CONFIRM_AFTER / 2, work).await.unwrap_err();
+        assert_eq!(world.provider.calls_of(CallName::Launch), 1, "no launch under the {holder} lease");
+        lease.release(&tree).await;
+        tokio::time::sleep(LONG).await;
+    }
+}

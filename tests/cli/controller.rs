@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::credentials::hook_variable;
 use crate::faults::as_operator;
 use crate::harness::scenario::{Site, on_both_stores};
-use crate::harness::wire::{Put, op};
+use crate::harness::wire::{Client, Put, Take, op};
 use crate::harness::{golden, wait_for};
 use crate::operator::{Operator, Output, Transcript, fixture_charm, output_of};
 
@@ -28,6 +28,7 @@ on_both_stores![
     a_controller_with_the_key_of_another_authority_issues_nothing,
     a_standby_controller_takes_over,
     services_deleted_by_another_client_keep_their_ports,
+    deleted_containers_close_nothing,
 ];
 
 /// Longer than the session timeout of a killed leader.
@@ -64,6 +65,12 @@ impl Controller {
 
     fn ask(&self, path: &str) -> (u16, String) {
         ask_metrics(&self.log, path)
+    }
+
+    /// Returns whether the controller has closed this many rules.
+    fn has_closed(&self, rules: u32) -> bool {
+        let line = format!("portcullis_firewall_changes_total{{what=\"close\"}} {rules}");
+        self.ask("/metrics").1.lines().any(|found| found == line)
     }
 
     pub(crate) fn stop(mut self, signal: &str) -> Option<i32> {
@@ -207,9 +214,8 @@ fn a_standby_controller_takes_over(site: &Site) {
     assert_eq!(second.stop("-TERM"), Some(0));
 }
 
-/// Another client deletes services in the order of `deleteall` of ZooKeeper's shell: all exposed
-/// flags come before the first service.
-fn services_deleted_by_another_client_keep_their_ports(site: &Site) {
+/// Starts a controller and waits until a port of each of three services is open.
+fn with_three_exposed_services(site: &Site) -> (Operator, Controller) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine", "--instance-id", "i-0abc"]);
     for (name, number, port) in [("wordpress", 0, "80"), ("mysql", 1, "3306"), ("hello", 2, "8080")] {
@@ -218,16 +224,69 @@ fn services_deleted_by_another_client_keep_their_ports(site: &Site) {
         open_port(&operator, site, (&format!("{name}/0"), number), port);
     }
     let controller = Controller::start(&operator, "controller.log");
-    let has_closed = |closes: u32| {
-        let line = format!("portcullis_firewall_changes_total{{what=\"close\"}} {closes}");
-        controller.ask("/metrics").1.lines().any(|found| found == line)
-    };
     is_granted(&operator, site, &world(&["80/tcp"]));
     wait_for("all ports", DEADLINE, || {
         let report = report(&operator, site)?;
         (report["granted"].as_object()?.len() == 3 && report.get("pending").is_none()).then_some(())
     });
+    (operator, controller)
+}
 
+/// Another client deletes all services, then all units, each with the znode that contains them. The
+/// rules are too few for the limit on mass closes.
+fn deleted_containers_close_nothing(site: &Site) {
+    let (operator, controller) = with_three_exposed_services(site);
+    let mut client = as_operator(&operator, site);
+    for container in ["/services", "/units"] {
+        delete_all(&mut client, &site.path(container));
+        wait_for("three frozen units", DEADLINE, || {
+            let report = report(&operator, site)?;
+            let mut reasons = report["frozen"].as_object()?.values().filter_map(Value::as_str);
+            // The container is missing, too, if the controller read everything.
+            let is_missing = |why: &str| why.contains(container) && why.contains("is missing from the store");
+            (reasons.clone().count() == 3 && reasons.all(is_missing)).then_some(())
+        });
+        all_ports_are_open(&operator, &controller, container);
+    }
+    assert_eq!(controller.stop("-TERM"), Some(0));
+
+    // A new process has only what is in the store.
+    let controller = Controller::start(&operator, "second.log");
+    wait_for("a leader that has compared everything", DEADLINE, || {
+        (controller.ask("/readyz") == (200, "leading\n".to_owned())).then_some(())
+    });
+    let why = "/services, /units is missing from the store: no port is closed until it is back";
+    wait_for("the reason in the report", DEADLINE, || {
+        report(&operator, site)?["problem"].as_str()?.contains(why).then_some(())
+    });
+    all_ports_are_open(&operator, &controller, why);
+    assert_eq!(controller.stop("-TERM"), Some(0));
+}
+
+/// Checks that nothing was closed, and that `explain` gives the reason.
+fn all_ports_are_open(operator: &Operator, controller: &Controller, why: &str) {
+    assert!(controller.has_closed(0), "{}", controller.ask("/metrics").1);
+    let explained = operator.does(&["firewall", "explain", "0"]).stdout;
+    let is_frozen =
+        |port: &str| explained.lines().any(|line| line.starts_with(port) && line.contains("frozen"));
+    let ports = ["80/tcp", "3306/tcp", "8080/tcp"];
+    assert!(explained.contains(why) && ports.iter().all(|port| is_frozen(port)), "{explained}");
+}
+
+fn delete_all(client: &mut Client, path: &str) {
+    let reply = client.call(op::GET_CHILDREN, &Put::new().bytes(path).bool(false));
+    assert_eq!(reply.err, 0, "{path}");
+    let mut body = Take(&reply.body);
+    for _ in 0..body.int() {
+        delete_all(client, &format!("{path}/{}", body.string()));
+    }
+    assert_eq!(client.call(op::DELETE, &Put::new().bytes(path).int(-1)).err, 0, "{path}");
+}
+
+/// Another client deletes services in the order of `deleteall` of ZooKeeper's shell: all exposed
+/// flags come before the first service.
+fn services_deleted_by_another_client_keep_their_ports(site: &Site) {
+    let (operator, controller) = with_three_exposed_services(site);
     let mut client = as_operator(&operator, site);
     let services = [0, 1].map(|number| site.path(&format!("/services/service-000000000{number}")));
     let below =
@@ -244,7 +303,7 @@ fn services_deleted_by_another_client_keep_their_ports(site: &Site) {
     // Units that are frozen on one machine keep each other's ports.
     let kept = report(&operator, site).expect("a report")["granted"]["unit-0000000000"]["0.0.0.0/0"].clone();
     assert!(kept.as_array().is_some_and(|ports| ports.contains(&json!("80/tcp"))), "{kept}");
-    assert!(has_closed(0), "{}", controller.ask("/metrics").1);
+    assert!(controller.has_closed(0), "{}", controller.ask("/metrics").1);
     let explained = operator.does(&["firewall", "explain", "0", "80"]).stdout;
     assert!(explained.contains("frozen") && explained.contains("is missing from the store"), "{explained}");
     // The control: a service that a command unexposes.
@@ -252,7 +311,8 @@ fn services_deleted_by_another_client_keep_their_ports(site: &Site) {
     wait_for("a closed port", DEADLINE, || {
         report(&operator, site)?["granted"].get("unit-0000000002").is_none().then_some(())
     });
-    assert!(has_closed(2), "{}", controller.ask("/metrics").1);
+    // A closed rule is counted after the report.
+    wait_for("two closed rules", DEADLINE, || controller.has_closed(2).then_some(()));
     assert_eq!(controller.stop("-TERM"), Some(0));
 }
 

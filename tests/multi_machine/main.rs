@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod capture;
+mod connections;
 mod ensemble;
 mod faults;
 #[path = "../harness/mod.rs"]

@@ -2,6 +2,7 @@
 //! Every call passes through `interceptor`, and the invariants of instances are checked here.
 
 use std::future::Future;
+use std::time::Duration;
 
 use portcullis::firewall::report::Report;
 use portcullis::model::MachineId;
@@ -10,6 +11,7 @@ use portcullis::store::paths;
 use portcullis::store::tree::Tree as _;
 use portcullis_provider::provider::{
     GroupId, Instance, InstanceId, InstanceState, Inventory, Launch, MachineNumber, Origin, OtherGroup,
+    UserData,
 };
 use portcullis_provider::{Error, Machines};
 use tokio::time::Instant;
@@ -28,6 +30,9 @@ pub(crate) struct SimMachines {
     pub interceptor: Interceptor,
     pub agent: usize,
 }
+
+/// The number of a machine that no world adds.
+const REMOVED_MACHINE: u32 = 900;
 
 fn is_live(instance: &&Instance) -> bool {
     instance.state != InstanceState::Terminated
@@ -203,7 +208,15 @@ impl World {
     pub(crate) async fn cause_call(&mut self, kind: Kind) {
         let actions = match kind {
             Kind::Launch => vec![Action::Launch],
-            Kind::Release | Kind::Terminate | Kind::DeleteGroup => vec![Action::Terminate(0)],
+            Kind::Release => vec![Action::Terminate(self.idle_machine_of(Origin::Adopted).unwrap_or(0))],
+            Kind::Terminate => match self.idle_machine_of(Origin::Launched) {
+                Some(machine) => vec![Action::Terminate(machine)],
+                None => {
+                    self.launch_for_removed_machine().await;
+                    vec![Action::Interrupt]
+                }
+            },
+            Kind::DeleteGroup => vec![Action::Terminate(0)],
             Kind::RevokeAll => {
                 // A removed machine has open ports only if a third party added an owned rule just
                 // before.
@@ -226,6 +239,26 @@ impl World {
         let idle: Vec<MachineId> = shared.oracle.machines.keys().copied().filter(|id| !busy(id)).collect();
         drop(shared);
         if idle.is_empty() { self.machine(index) } else { idle[index % idle.len()] }
+    }
+
+    /// Returns the index of a machine without units whose instance was launched or adopted.
+    fn idle_machine_of(&self, origin: Origin) -> Option<usize> {
+        let instances = self.interceptor.provider.truth().instances;
+        let machines = self.interceptor.lock().oracle.machines.len();
+        (0..machines).find(|index| {
+            let machine = number(self.idle_machine(*index));
+            let mut own = instances.iter().filter(is_live).filter(|instance| instance.machine == machine);
+            own.any(|instance| instance.origin == origin)
+        })
+    }
+
+    /// Launches an instance for a machine that is not in the tree, like a launch that completes
+    /// after its machine was removed.
+    async fn launch_for_removed_machine(&mut self) {
+        let launch = Launch { machine: MachineNumber::new(REMOVED_MACHINE), user_data: UserData::new("") };
+        // The provider may refuse it.
+        drop(self.interceptor.provider.launch(&launch).await);
+        self.interceptor.lock().record_resync_fault();
     }
 
     /// Ends the instance of a machine without a request of an agent.
@@ -333,4 +366,24 @@ pub(crate) async fn list_of_machines_is_empty() {
     world.pause(RESYNC_RECOVERY).await;
     world.check().await;
     assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
+}
+
+/// A launch fails just before a machine is removed. The launch then waits for the read that
+/// confirms the termination, and its retry becomes due meanwhile.
+pub(crate) async fn a_failed_launch_waits_for_a_confirming_read() {
+    let mut world = World::new(0, Shape::small(1, true), false).await;
+    world.perform(Action::Launch).await;
+    world.pause(CHANGE_LIMIT).await;
+    world.check().await;
+    let failure = Armed { fault: Fault::Unavailable, kind: Some(Kind::Launch), skip: 0 };
+    world.perform(Action::Arm(failure)).await;
+    // Shorter than the pause before the first retry.
+    world.pause(Duration::from_millis(100)).await;
+    assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
+    world.perform(Action::Terminate(0)).await;
+    world.pause(CHANGE_LIMIT).await;
+    world.check().await;
+    world.pause(RETRY_RECOVERY).await;
+    world.check().await;
+    assert!(world.all_have_instances().await);
 }

@@ -112,7 +112,7 @@ fn alone_many_seeds_converge_to_the_wanted_ports() {
     assert!(failed.is_empty(), "{} seeds failed", failed.len());
     assert!(coverage.convergence_checks > 4 * seeds, "convergence was rarely checked");
     if seeds >= 5_000 {
-        assert_eq!(coverage.missing(), Vec::<String>::new(), "never count_mishap");
+        assert_eq!(coverage.missing(), Vec::<String>::new(), "these never occurred");
     }
 }
 

@@ -51,6 +51,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ("adjacent ports at a provider that splits ranges", || Box::pin(adjacent_ports_are_split())),
     ("a denied repair", || Box::pin(a_repair_is_denied())),
     ("an empty list of machines", || Box::pin(instances::list_of_machines_is_empty())),
+    ("a failed launch", || Box::pin(instances::a_failed_launch_waits_for_a_confirming_read())),
 ];
 
 #[test]

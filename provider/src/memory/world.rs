@@ -206,6 +206,16 @@ impl World {
         self.made
     }
 
+    /// Returns an id that no instance has; tests choose the ids of foreign ones.
+    fn new_instance_id(&mut self) -> InstanceId {
+        loop {
+            let id = InstanceId::new(format!("i-{}", self.next_number()));
+            if !self.instances.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
     fn record(&self, instance: &InstanceId) -> Result<&InstanceRecord, Error> {
         let record = self.instances.get(instance).and_then(Versioned::latest).filter(|record| record.running);
         record.ok_or_else(|| Error::NotFound { what: Subject::from(instance) })
@@ -266,7 +276,7 @@ impl World {
         self.environment.get_or_insert_with(|| GroupId::new("sg-environment"));
         self.make_group(machine)?;
         self.tamper(machine, |rules| rules.owned.clear());
-        let id = InstanceId::new(format!("i-{}", self.next_number()));
+        let id = self.new_instance_id();
         let owner = (machine, Origin::Launched);
         self.set_record(
             &id,

@@ -61,8 +61,14 @@ pub(in crate::heartbeat) fn unless_corrupt<V>(read: Result<V, Error>) -> Result<
     }
 }
 
+/// Adopts the result of a read of all buckets. Deleted buckets are not in `buckets`.
+pub(super) fn adopt_all_buckets(shared: &SharedState, buckets: Vec<store::Bucket>, rolled_back: bool) {
+    shared.lock().stats.unreadable.clear();
+    adopt_buckets(shared, buckets, rolled_back);
+}
+
 /// Adopts the judge's records; from a restored store, only those that are newer than memory.
-pub(super) fn adopt_buckets(shared: &SharedState, buckets: Vec<store::Bucket>, rolled_back: bool) {
+fn adopt_buckets(shared: &SharedState, buckets: Vec<store::Bucket>, rolled_back: bool) {
     for (number, records, _) in buckets {
         match records {
             Ok(records) => {

@@ -135,7 +135,7 @@ impl Inner {
 
 impl std::fmt::Debug for SharedState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ears").field("known", &self.lock().audit.known()).finish_non_exhaustive()
+        f.debug_struct("SharedState").field("known", &self.lock().audit.known()).finish_non_exhaustive()
     }
 }
 
