@@ -1,7 +1,7 @@
-//! `hirte-proxy`, which systemd runs for proxy services. Everything is in `portcullis::fleet::helper`.
+//! `hirte-proxy`, which systemd runs for proxy services. Everything is in `portcullis::cli::hirte_proxy`.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    portcullis::fleet::helper::main()
+    portcullis::cli::hirte_proxy::main()
 }

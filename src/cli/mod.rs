@@ -9,6 +9,8 @@ mod completions;
 mod config;
 mod error;
 mod file;
+#[cfg(feature = "fleet")]
+pub mod hirte_proxy;
 pub mod hirtectl;
 pub mod juju;
 mod man;

@@ -54,7 +54,7 @@ impl<T: Tree> Environment<T> {
         Ok(names.iter().filter(|name| !known.contains(*name)).cloned().collect())
     }
 
-    /// Permits that units of a node depend on units of others, or withdraws that. Returns the nodes
+    /// Permits that units of a node depend on units of others, or withdraws the permission. Returns the nodes
     /// for which this changed something.
     ///
     /// # Errors

@@ -60,8 +60,8 @@ async fn busctl_shows_every_member() {
             MANAGER.to_owned(),
             "Manager",
             "ListUnits method - a(sssssssouso)|ListUnitFiles method - a(sss)|ListNodes method - a(sos)|\
-             ListProxies method - a(sssssts)|GetNode method s o|CreateMonitor method - o|SetLogLevel method s -|JobNew signal uoss|\
-             JobRemoved signal uosss|NodeConnectionStateChanged signal ss|Nodes property as|\
+             ListProxies method - a(sssssts)|GetNode method s o|CreateMonitor method - o|\
+             SetLogLevel method s -|JobNew signal uoss|JobRemoved signal uosss|NodeConnectionStateChanged signal ss|Nodes property as|\
              Status property s",
         ),
         (

@@ -245,7 +245,7 @@ fn a_source_starts_its_target_and_the_last_one_releases_it() {
 #[test]
 fn the_units_of_the_tutorial_work() {
     let page = Page::read("docs/tutorials/proxy-services.md");
-    let units: Vec<_> = page.blocks.iter().filter(|block| block.language == "ini").collect();
+    let units: Vec<_> = page.blocks.iter().filter(|block| block.text.contains("[Service]")).collect();
     let rules = page.blocks.iter().find(|block| block.text.starts_with("[hirte]")).unwrap();
     let rules = rules.text.split_once("[node foo]").unwrap().1;
     let fleet = Fleet::with_rules(&format!("[node foo]{rules}\n"));
@@ -372,8 +372,8 @@ fn failures_have_their_reasons() {
 #[test]
 fn a_cancelled_start_is_no_failure() {
     let fleet = Fleet::start();
-    fleet.write_unit("bar", "db.service", "[Service]\nType=oneshot\nRemainAfterExit=yes\n\
-                                           ExecStart=/bin/sh -c 'until [ -e /run/node/go ]; do sleep 0.1; done'\n");
+    let slow = fs::read_to_string(fleet.nodes["bar"].file("units/slow.service")).unwrap();
+    fleet.write_unit("bar", "db.service", &slow);
     fleet.write_source("foo", "Wants");
     fleet.systemctl("foo", &["start", "--no-block", "need-db.service"]);
     fleet.wait_for_states(&[("bar", "db.service", "activating")]);

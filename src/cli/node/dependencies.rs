@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{DepsArgs, Format, PermissionArgs, Through, render};
 use crate::cli::error::{Refusal, Usage, parse_arg};
 use crate::cli::output;
-use crate::fleet::client::{Client, Proxy};
+use crate::fleet::client::{Client, ClientError, Proxy};
 use crate::fleet::name::NodeName;
 use crate::runtime::clock::utc;
 use crate::status::render::dot::quoted;
@@ -19,6 +19,10 @@ use crate::status::render::tabular::table;
 pub(super) async fn list(client: &Client, args: &DepsArgs, json: bool) -> anyhow::Result<ExitCode> {
     let mut proxies = client.proxies().await.context("cannot list the proxy services")?;
     if let Some(node) = &args.node {
+        let nodes = client.nodes().await.context("cannot list the nodes")?;
+        if !nodes.iter().any(|known| known.name == *node) {
+            return Err(ClientError::NoSuchNode(node.clone()).into());
+        }
         proxies.retain(|proxy| proxy.source == *node || proxy.target == *node);
     }
     let text = match args.format {
@@ -31,7 +35,7 @@ pub(super) async fn list(client: &Client, args: &DepsArgs, json: bool) -> anyhow
     output::data(&text).context("cannot write to stdout").map(|()| ExitCode::SUCCESS)
 }
 
-/// Permits dependencies, or withdraws that.
+/// Permits dependencies, or withdraws the permission.
 pub(super) async fn permit(
     through: &Through<'_>,
     args: &PermissionArgs,
@@ -58,12 +62,14 @@ pub(super) async fn permit(
         let text = match (is_allowed, changed.contains(name)) {
             (true, true) => format!("Units of node '{node}' may depend on units of node '{name}'."),
             (true, false) => {
-                format!("Units of node '{node}' might depend on units of node '{name}' already.")
+                format!("Units of node '{node}' may already depend on units of node '{name}'.")
             }
             (false, true) => {
                 format!("Units of node '{node}' may no longer depend on units of node '{name}'.")
             }
-            (false, false) => format!("Units of node '{node}' could not depend on units of node '{name}'."),
+            (false, false) => {
+                format!("Units of node '{node}' were not permitted to depend on units of node '{name}'.")
+            }
         };
         output::message(&text);
     }

@@ -255,8 +255,8 @@ pub(super) async fn subscriptions<C: UnitControl>(
                             if fits {
                                 pending.insert(pattern);
                             }
-                            let refuse = || CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node");
-                            fits.then_some(()).ok_or_else(refuse)
+                            let text = "too many subscriptions on this node";
+                            fits.then_some(()).ok_or_else(|| CallError::new(LIMITS_EXCEEDED, text))
                         }
                         SubscriptionCall::Unsubscribe(pattern) => {
                             is_less |= subscriptions.remove(&pattern);

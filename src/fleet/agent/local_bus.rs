@@ -65,7 +65,9 @@ async fn serve_one<C: UnitControl>(
             message = messages.next() => match message {
                 Some(Ok(call)) if call.message_type() == Type::MethodCall => {
                     let (connection, proxies) = (connection.clone(), Arc::clone(proxies));
-                    let is_full = calls.len() >= MAX_CALLS;
+                    // A proxy that has stopped is always removed.
+                    let is_removal = call.header().member().is_some_and(|name| *name == "RemoveProxy");
+                    let is_full = calls.len() >= MAX_CALLS && !is_removal;
                     calls.spawn(async move {
                         let done = if is_full {
                             Err(CallError::new(errors::LIMITS_EXCEEDED, "too many calls at the same time"))

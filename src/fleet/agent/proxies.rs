@@ -1,5 +1,5 @@
-//! The proxy services of one node as its agent knows them: which of them wait for their target, which
-//! are active, and what the manager has to be told. Pure.
+//! The proxy services of one node in its agent: the waiting and the active ones, and the announcements
+//! to send to the manager. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Add;
@@ -24,9 +24,18 @@ pub(super) struct Entry {
     pub(super) unit: String,
     /// The target's instance of systemd on which the proxy became active; `None` while it waits.
     pub(super) active_on: Option<u64>,
-    /// The units that cannot start before the proxy.
+    /// The units that cannot start before the proxy, while it waits.
     #[serde(default)]
     pub(super) dependents: BTreeSet<String>,
+    /// Whether the manager has ended the proxy. Its systemd unit is being stopped.
+    #[serde(default)]
+    pub(super) has_ended: bool,
+}
+
+impl Entry {
+    pub(super) fn new(node: String, unit: String, dependents: BTreeSet<String>) -> Self {
+        Self { node, unit, active_on: None, dependents, has_ended: false }
+    }
 }
 
 /// The content of the state file: the proxies that are active. The helper of one that waits calls
@@ -96,7 +105,7 @@ pub(super) struct Proxies<I> {
     restored_until: Option<I>,
     /// When proxies fail that wait without a connection.
     fail_at: Option<I>,
-    /// Failures that the manager has not been told.
+    /// Failures that were not announced yet.
     failures: Vec<(String, String)>,
 }
 
@@ -132,8 +141,29 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         self.entries.keys().cloned().collect()
     }
 
+    /// Returns whether the systemd unit of a proxy has to be stopped.
+    pub(super) fn has_ended(&self, proxy: &str) -> bool {
+        self.entries.get(proxy).is_some_and(|entry| entry.has_ended)
+    }
+
+    /// Handles a proxy service that is active in systemd and has no entry, because the state file was
+    /// lost. The instance of its target is unknown.
+    pub(super) fn adopted(&mut self, proxy: &str, node: String, unit: String) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if !self.entries.contains_key(proxy) {
+            let entry =
+                Entry { active_on: Some(0), ..Entry::new(node.clone(), unit.clone(), BTreeSet::new()) };
+            self.entries.insert(proxy.to_owned(), entry);
+            effects.push(Effect::Save);
+            let proxy = proxy.to_owned();
+            self.announce(Announcement::Established { proxy, node, unit, instance: 0 }, &mut effects);
+        }
+        effects
+    }
+
     /// Handles a proxy service that starts.
     pub(super) fn created(&mut self, proxy: String, entry: Entry, now: I) -> Vec<Effect> {
+        self.failures.retain(|(failed, _)| *failed != proxy);
         let before = self.entries.insert(proxy.clone(), entry.clone());
         let mut effects = Vec::new();
         if let Some(Entry { node, unit, .. }) =
@@ -158,18 +188,20 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     /// the reboot the units that need it start again, and the target runs on meanwhile.
     pub(super) fn removed(&mut self, proxy: &str, systemd_stops: bool) -> Vec<Effect> {
         let mut effects = Vec::new();
-        let is_kept = |entry: &Entry| systemd_stops && entry.active_on.is_some();
+        let is_kept = |entry: &Entry| systemd_stops && entry.active_on.is_some() && !entry.has_ended;
         if self.entries.get(proxy).is_none_or(is_kept) {
             return effects;
         }
-        if let Some(Entry { node, unit, active_on, .. }) = self.entries.remove(proxy) {
+        if let Some(Entry { node, unit, active_on, has_ended, .. }) = self.entries.remove(proxy) {
             if active_on.is_some() {
                 effects.push(Effect::Save);
             } else {
                 let result = Err("the start was cancelled".to_owned());
                 effects.push(Effect::Answer { proxy: proxy.to_owned(), result });
             }
-            self.announce(Announcement::Removed { proxy: proxy.to_owned(), node, unit }, &mut effects);
+            if !has_ended {
+                self.announce(Announcement::Removed { proxy: proxy.to_owned(), node, unit }, &mut effects);
+            }
         }
         effects
     }
@@ -180,6 +212,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         let is_restored = self.restored_until.is_some_and(|until| now < until);
         match active_state {
             "inactive" | "failed" if !is_restored => self.removed(proxy, false),
+            "active" if self.has_ended(proxy) => vec![Effect::StopUnit { proxy: proxy.to_owned() }],
             _ => Vec::new(),
         }
     }
@@ -188,8 +221,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     pub(super) fn connected(&mut self, deps: Vec<String>) -> Vec<Effect> {
         (self.is_connected, self.fail_at) = (true, None);
         let mut effects = Vec::new();
-        for (proxy, entry) in &self.entries {
-            let (proxy, Entry { node, unit, active_on, dependents }) = (proxy.clone(), entry.clone());
+        for (proxy, entry) in self.entries.iter().filter(|(_, entry)| !entry.has_ended) {
+            let (proxy, Entry { node, unit, active_on, dependents, .. }) = (proxy.clone(), entry.clone());
             effects.push(Effect::Announce(match active_on {
                 Some(instance) => Announcement::Established { proxy, node, unit, instance },
                 None => Announcement::New { proxy, node, unit, dependents },
@@ -209,15 +242,24 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
 
     /// Handles the manager's answer: the target's instance of systemd, or why the proxy fails.
     pub(super) fn ready(&mut self, proxy: &str, result: Result<u64, String>) -> Vec<Effect> {
-        let Some(entry) = self.entries.get_mut(proxy) else { return Vec::new() };
         let mut effects = Vec::new();
+        let Some(entry) = self.entries.get_mut(proxy) else {
+            // The proxy was removed before the answer arrived, and the manager counts it.
+            if result.is_ok() {
+                let (node, unit) = (String::new(), String::new());
+                self.announce(Announcement::Removed { proxy: proxy.to_owned(), node, unit }, &mut effects);
+            }
+            return effects;
+        };
         let result = match result {
             Ok(instance) => {
-                entry.active_on = Some(instance);
+                (entry.active_on, entry.dependents) = (Some(instance), BTreeSet::new());
                 // The file is written before the helper ends.
                 effects.push(Effect::Save);
                 Ok(())
             }
+            // An earlier run of the proxy became active, and this one has failed.
+            Err(reason) if entry.active_on.is_some() => return self.target_stopped(proxy, &reason),
             Err(reason) => {
                 self.entries.remove(proxy);
                 Err(reason)
@@ -229,17 +271,16 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
 
     /// Handles the end of a target. The manager has removed the proxy.
     pub(super) fn target_stopped(&mut self, proxy: &str, reason: &str) -> Vec<Effect> {
-        let Some(entry) = self.entries.remove(proxy) else { return Vec::new() };
-        let proxy = proxy.to_owned();
-        let mut effects = vec![Effect::Save];
-        if entry.active_on.is_none() {
-            effects.push(Effect::Answer { proxy: proxy.clone(), result: Err(reason.to_owned()) });
+        match self.entries.get_mut(proxy) {
+            Some(entry) if entry.active_on.is_some() => entry.has_ended = true,
+            // The end of an earlier run of the proxy.
+            _ => return Vec::new(),
         }
-        effects.push(Effect::StopUnit { proxy });
-        effects
+        tracing::info!(proxy, reason, "the proxy has ended; its service is stopped");
+        vec![Effect::Save, Effect::StopUnit { proxy: proxy.to_owned() }]
     }
 
-    /// Handles the passage of time.
+    /// Handles the deadlines that have passed.
     pub(super) fn tick(&mut self, now: I) -> Vec<Effect> {
         self.restored_until = self.restored_until.filter(|until| now < *until);
         let mut effects = Vec::new();
@@ -297,7 +338,7 @@ mod tests {
 
     fn entry(active_on: Option<u64>) -> Entry {
         let (node, unit) = ("bar".to_owned(), "db.service".to_owned());
-        Entry { node, unit, active_on, dependents: BTreeSet::new() }
+        Entry { active_on, ..Entry::new(node, unit, BTreeSet::new()) }
     }
 
     fn new_proxy() -> Effect {
@@ -365,8 +406,10 @@ mod tests {
         assert_eq!(proxies.removed(PROXY, false), []);
         let mut proxies = active();
         let stop = Effect::StopUnit { proxy: PROXY.to_owned() };
-        assert_eq!(proxies.target_stopped(PROXY, "stopped"), [Effect::Save, stop]);
-        assert_eq!(proxies.removed(PROXY, false), [], "the helper's call is late");
+        assert_eq!(proxies.target_stopped(PROXY, "stopped"), [Effect::Save, stop.clone()]);
+        assert_eq!(proxies.connected(Vec::new()), [all()], "an ended proxy is not announced");
+        assert_eq!(proxies.observed(PROXY, "active", at(1)), [stop]);
+        assert_eq!(proxies.removed(PROXY, false), [Effect::Save], "the manager has removed it");
         let mut proxies = active();
         assert_eq!(proxies.observed(PROXY, "deactivating", at(1)), []);
         assert_eq!(proxies.observed(PROXY, "failed", at(1)), [Effect::Save, removed_proxy()]);
@@ -377,6 +420,31 @@ mod tests {
         proxies.created(PROXY.to_owned(), entry(None), at(3));
         assert_eq!(proxies.ready(PROXY, Err("denied".to_owned())), [answer(Err("denied"))]);
         assert_eq!(proxies.saved().proxies.len(), 0);
+    }
+
+    #[test]
+    fn messages_about_an_earlier_run_of_a_proxy_do_no_harm() {
+        let mut proxies = active();
+        proxies.removed(PROXY, false);
+        let (node, unit) = (String::new(), String::new());
+        let removed = Effect::Announce(Announcement::Removed { proxy: PROXY.to_owned(), node, unit });
+        assert_eq!(proxies.ready(PROXY, Ok(7)), [removed], "the manager counts a proxy that is gone");
+        assert_eq!(proxies.ready(PROXY, Err("late".to_owned())), []);
+        proxies.created(PROXY.to_owned(), entry(None), at(1));
+        assert_eq!(proxies.target_stopped(PROXY, "late"), [], "the new run waits");
+        proxies.ready(PROXY, Ok(7));
+        let stop = Effect::StopUnit { proxy: PROXY.to_owned() };
+        assert_eq!(proxies.ready(PROXY, Err("failed".to_owned())), [Effect::Save, stop]);
+    }
+
+    #[test]
+    fn an_active_service_without_an_entry_is_announced() {
+        let mut proxies = Proxies::new(Saved::default(), 1, at(0));
+        let Entry { node, unit, .. } = entry(None);
+        assert_eq!(proxies.adopted(PROXY, node.clone(), unit.clone()), [Effect::Save]);
+        assert_eq!(proxies.adopted(PROXY, node.clone(), unit.clone()), []);
+        let established = Announcement::Established { proxy: PROXY.to_owned(), node, unit, instance: 0 };
+        assert_eq!(proxies.connected(Vec::new()), [Effect::Announce(established), all()]);
     }
 
     #[test]

@@ -49,12 +49,14 @@ struct State {
     session: Option<mpsc::UnboundedSender<Announcement>>,
     /// The helpers that wait for a proxy.
     waiting: BTreeMap<String, Vec<oneshot::Sender<Result<(), String>>>>,
+    /// Proxies that are being created, until their dependents are known.
+    creating: BTreeSet<String>,
 }
 
 impl<C: UnitControl> ProxyService<C> {
     pub(super) fn new(control: Arc<C>, file: Option<PathBuf>) -> Self {
         let proxies = Proxies::new(Saved::default(), 0, Instant::now());
-        let state = State { proxies, session: None, waiting: BTreeMap::new() };
+        let state = State { proxies, session: None, waiting: BTreeMap::new(), creating: BTreeSet::new() };
         let (is_loaded, rescheduled) = (watch::Sender::new(false), Notify::new());
         Self { control, file, state: Mutex::new(state), is_loaded, rescheduled }
     }
@@ -73,8 +75,9 @@ impl<C: UnitControl> ProxyService<C> {
             info!(proxies = saved.proxies.len(), "proxy services continue");
         }
         self.state().proxies = Proxies::new(saved, instance, Instant::now());
+        self.compare().await;
         self.is_loaded.send_replace(true);
-        let mut compare_at = Instant::now();
+        let mut compare_at = Instant::now() + COMPARE_EVERY;
         loop {
             if compare_at <= Instant::now() {
                 self.compare().await;
@@ -152,7 +155,6 @@ impl<C: UnitControl> ProxyService<C> {
                     }
                 }
                 Effect::StopUnit { proxy } => {
-                    info!(proxy, "the target has stopped; the proxy service is stopped");
                     let service = Arc::clone(self);
                     tokio::spawn(async move { service.stop_unit(&proxy).await });
                 }
@@ -164,6 +166,10 @@ impl<C: UnitControl> ProxyService<C> {
 
     async fn stop_unit(&self, proxy: &str) {
         for _ in 0..STOP_ATTEMPTS {
+            // It may have been started again, for a new run.
+            if !self.state().proxies.has_ended(proxy) {
+                return;
+            }
             match self.control.queue_job(JobRequest::new(JobType::Stop, proxy, "replace")).await {
                 Ok(_) => return,
                 Err(error) => warn!(proxy, %error, "the proxy service cannot be stopped"),
@@ -172,8 +178,15 @@ impl<C: UnitControl> ProxyService<C> {
         }
     }
 
-    /// Removes the proxies whose services have stopped without a call of the helper.
+    /// Removes the proxies whose services have stopped without a call of the helper, and adopts active
+    /// services that are not known.
     async fn compare(self: &Arc<Self>) {
+        for row in self.control.list_units().await.unwrap_or_default() {
+            if let (Ok((node, unit)), "active") = (target_of(&row.0), row.3.as_str()) {
+                let effects = self.state().proxies.adopted(&row.0, node.to_string(), unit);
+                self.execute(effects);
+            }
+        }
         let names = self.state().proxies.names();
         for proxy in names {
             if let Ok(unit) = self.control.state(&proxy).await {
@@ -197,6 +210,10 @@ impl<C: UnitControl> ProxyService<C> {
         let deps = deps.into_iter().filter(|row| unit_of_dep(&row.0).is_some() && runs(&row.3));
         let deps = deps.map(|row| row.0).collect();
         let mut state = self.state();
+        // The session may have ended meanwhile.
+        if session.is_closed() {
+            return;
+        }
         state.proxies.systemd_is(instance, Instant::now());
         state.session = Some(session);
         let effects = state.proxies.connected(deps);
@@ -240,13 +257,17 @@ impl<C: UnitControl> ProxyService<C> {
             self.execute(effects);
             return Err(reason);
         }
+        self.state().creating.insert(proxy.clone());
         self.loaded().await;
         let dependents = timeout(DEPENDENTS_TIMEOUT, self.dependents(&proxy)).await.unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         {
             let mut state = self.state();
+            if !state.creating.remove(&proxy) {
+                return Err("the start was cancelled".to_owned());
+            }
             state.waiting.entry(proxy.clone()).or_default().push(answer);
-            let entry = Entry { node, unit, active_on: None, dependents };
+            let entry = Entry::new(node, unit, dependents);
             let effects = state.proxies.created(proxy, entry, Instant::now());
             self.execute_locked(&mut state, effects);
         }
@@ -254,8 +275,10 @@ impl<C: UnitControl> ProxyService<C> {
     }
 
     pub(super) async fn remove(self: &Arc<Self>, proxy: &str) {
+        self.state().creating.remove(proxy);
         self.loaded().await;
-        let stops = self.control.is_stopping().await.unwrap_or(false);
+        // If systemd does not answer, it probably stops; otherwise the proxy is removed later.
+        let stops = self.control.is_stopping().await.unwrap_or(true);
         let effects = self.state().proxies.removed(proxy, stops);
         self.execute(effects);
     }
@@ -287,8 +310,7 @@ fn waiting_units(properties: &Properties) -> BTreeSet<String> {
     };
     let later = list("Before");
     let needing = ["WantedBy", "RequiredBy", "BoundBy", "UpheldBy"].into_iter().flat_map(list);
-    // A target is reached when all services of a node have been started; no service waits for it.
-    needing.filter(|unit| later.contains(unit) && !unit.ends_with(".target")).collect()
+    needing.filter(|unit| later.contains(unit)).collect()
 }
 
 /// Checks the names of a proxy and of its target.
@@ -303,7 +325,8 @@ fn check(proxy: &str, node: &str, unit: &str) -> Result<(), String> {
     for name in [unit, &dep_of(unit)] {
         check_systemd_unit(name).map_err(|error| error.to_string())?;
     }
-    Ok(())
+    let text = || format!("'{unit}' is no service, and a proxy service needs one");
+    unit_of_dep(&dep_of(unit)).map(drop).ok_or_else(text)
 }
 
 #[cfg(test)]
@@ -319,12 +342,12 @@ mod tests {
             OwnedVariant::try_from(Variant::from(units)).unwrap()
         };
         let properties = Properties::from([
-            ("WantedBy".to_owned(), list(&["a.service", "unordered.service", "multi-user.target"])),
+            ("WantedBy".to_owned(), list(&["a.service", "unordered.service", "app.target"])),
             ("RequiredBy".to_owned(), list(&["b.service"])),
-            ("Before".to_owned(), list(&["a.service", "b.service", "other.service", "multi-user.target"])),
+            ("Before".to_owned(), list(&["a.service", "b.service", "other.service", "app.target"])),
         ]);
         let waiting: Vec<String> = waiting_units(&properties).into_iter().collect();
-        assert_eq!(waiting, ["a.service", "b.service"]);
+        assert_eq!(waiting, ["a.service", "app.target", "b.service"]);
     }
 
     #[test]
@@ -335,6 +358,7 @@ mod tests {
             ("hirte-proxy@bardb.service", "", "", "has the form hirte-proxy@NODE_UNIT.service"),
             (proxy, "b_r", "db.service", "b_r"),
             (proxy, "bar", "d b.service", "invalid systemd unit name"),
+            (proxy, "bar", "db.socket", "is no service"),
             ("a b", "bar", "db.service", "invalid systemd unit name"),
         ] {
             let refused = check(proxy, node, unit).unwrap_err();

@@ -55,7 +55,7 @@ impl Manager {
     /// Sends jobs whose callers already have a reply to their nodes.
     pub(super) fn run(&self, starts: Vec<Start>) {
         self.state().take_ended(&self.0.metrics);
-        self.wake_for_proxies();
+        self.schedule_tick();
         for start in starts {
             let manager = self.clone();
             tokio::spawn(async move {

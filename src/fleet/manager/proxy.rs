@@ -9,13 +9,14 @@ use zbus::{Message, ObjectPath};
 
 use super::Manager;
 use super::node_call::{Payload, Start};
-use super::requests::{ProxyNews, Request};
+use super::requests::{ProxyMessage, Request};
 use super::state::State;
 use crate::fleet::dbus::names;
 use crate::fleet::dbus::values::{JobMode, JobResult, JobType, Properties};
 use crate::fleet::job;
 use crate::fleet::name::{NodeName, check_systemd_unit, unescape};
-use crate::fleet::proxy::{Activity, Effect, NodeUnit, Proxies, name::dep_of};
+use crate::fleet::proxy::name::{dep_of, unit_of_dep};
+use crate::fleet::proxy::{Activity, Effect, Listed, MAX_DEPENDENTS, MAX_PROXIES, NodeUnit, Proxies};
 use crate::runtime::clock::wall_ms;
 
 /// The longest reason that an agent gives for a failure.
@@ -33,20 +34,20 @@ pub(super) struct ProxyState {
     jobs: BTreeMap<u32, Option<String>>,
     /// The units that depend on a proxy which a node is about to announce.
     dependents: BTreeMap<NodeName, (String, BTreeSet<String>)>,
-    /// When a task handles the passage of time.
-    wakes_at: Option<Instant>,
+    /// When a task will call `tick`.
+    tick_at: Option<Instant>,
 }
 
 impl ProxyState {
     pub(super) fn new(grace: Duration) -> Self {
         let (jobs, dependents) = (BTreeMap::new(), BTreeMap::new());
-        Self { proxies: Proxies::new(grace), jobs, dependents, wakes_at: None }
+        Self { proxies: Proxies::new(grace), jobs, dependents, tick_at: None }
     }
 
     /// Notes the error with which a node refused a job.
     pub(super) fn job_refused(&mut self, id: u32, error: &str) {
         if let Some(known) = self.jobs.get_mut(&id) {
-            *known = Some(error.to_owned());
+            *known = Some(error.chars().take(MAX_REASON).collect());
         }
     }
 
@@ -70,13 +71,13 @@ impl State {
                 Effect::StopDep { target } => starts.extend(self.dep_job(&target, JobType::Stop)),
                 Effect::Watch { target: (node, unit) } => {
                     for unit in [&unit, &dep_of(&unit)] {
-                        let effects = self.monitors.hold_unit(&node, unit);
+                        let effects = self.monitors.watch_unit(&node, unit);
                         self.monitor_effects(effects);
                     }
                 }
                 Effect::Unwatch { target: (node, unit) } => {
                     for unit in [&unit, &dep_of(&unit)] {
-                        let effects = self.monitors.release_unit(&node, unit);
+                        let effects = self.monitors.unwatch_unit(&node, unit);
                         self.monitor_effects(effects);
                     }
                 }
@@ -90,12 +91,12 @@ impl State {
                     if let Err(error) = &result {
                         warn!(node = %proxy.0, proxy = proxy.1, error, "proxy service failed");
                     }
-                    self.send_to_node(&proxy.0, Request::Proxy(proxy.1, ProxyNews::Ready(result)));
+                    self.send_to_node(&proxy.0, Request::Proxy(proxy.1, ProxyMessage::Ready(result)));
                 }
                 Effect::TargetStopped { proxy, reason } => {
                     info!(node = %proxy.0, proxy = proxy.1, reason, "proxy service ended");
-                    let news = ProxyNews::TargetStopped(reason);
-                    self.send_to_node(&proxy.0, Request::Proxy(proxy.1, news));
+                    let message = ProxyMessage::TargetStopped(reason);
+                    self.send_to_node(&proxy.0, Request::Proxy(proxy.1, message));
                 }
             }
         }
@@ -146,12 +147,17 @@ impl State {
         let of_proxy = |path: &ObjectPath<'_>| Some((node.clone(), proxy_at(path.as_str())?));
         let target = |on: &str, unit: &str| {
             check_systemd_unit(unit).ok()?;
-            check_systemd_unit(&dep_of(unit)).ok()?;
+            let dep = dep_of(unit);
+            check_systemd_unit(&dep).ok()?;
+            unit_of_dep(&dep)?;
             Some((on.parse().ok()?, unit.to_owned()))
         };
         let effects = match member {
             "ProxyDependents" => {
-                let (path, units): (ObjectPath<'_>, BTreeSet<String>) = body.deserialize().ok()?;
+                let (path, units): (ObjectPath<'_>, Vec<String>) = body.deserialize().ok()?;
+                let is_valid = units.len() <= MAX_DEPENDENTS
+                    && units.iter().all(|unit| check_systemd_unit(unit).is_ok());
+                let units: BTreeSet<String> = is_valid.then_some(units)?.into_iter().collect();
                 self.proxies.dependents.insert(node.clone(), (of_proxy(&path)?.1, units));
                 Vec::new()
             }
@@ -183,7 +189,19 @@ impl State {
             }
             _ => Vec::new(),
         };
-        Some(self.proxy_effects(effects))
+        let starts = self.proxy_effects(effects);
+        // An agent that announces new proxies and does not read the answers is disconnected.
+        if let Some(link) = self.nodes.get(node).and_then(|node| node.link.as_ref())
+            && link.requests.waiting_proxies() > 2 * MAX_PROXIES
+        {
+            link.activity.end("the agent does not read its messages");
+        }
+        Some(starts)
+    }
+
+    /// Discards what a lost node has announced in part.
+    pub(super) fn proxy_source_lost(&mut self, node: &NodeName) {
+        self.proxies.dependents.remove(node);
     }
 }
 
@@ -193,20 +211,20 @@ impl Manager {
         self.state().proxies.proxies.set_grace(grace);
     }
 
-    /// Starts a task for the next time at which proxies have to be looked at.
-    pub(super) fn wake_for_proxies(&self) {
+    /// Starts a task that calls `tick` at the next deadline.
+    pub(super) fn schedule_tick(&self) {
         let mut state = self.state();
         let Some(deadline) = state.proxies.proxies.deadline() else { return };
-        if state.proxies.wakes_at.is_some_and(|at| at <= deadline) {
+        if state.proxies.tick_at.is_some_and(|at| at <= deadline) {
             return;
         }
-        state.proxies.wakes_at = Some(deadline);
+        state.proxies.tick_at = Some(deadline);
         let manager = self.clone();
         tokio::spawn(async move {
             sleep_until(deadline).await;
             let starts = {
                 let mut state = manager.state();
-                state.proxies.wakes_at.take_if(|at| *at <= deadline);
+                state.proxies.tick_at.take_if(|at| *at <= deadline);
                 let effects = state.proxies.proxies.tick(Instant::now());
                 state.proxy_effects(effects)
             };
@@ -216,7 +234,7 @@ impl Manager {
 
     pub(super) fn list_proxies(&self) -> Vec<ProxyRow> {
         let (now, now_ms) = (Instant::now(), wall_ms());
-        let row = |listed: crate::fleet::proxy::Listed<Instant>| {
+        let row = |listed: Listed<Instant>| {
             let age = u64::try_from(now.duration_since(listed.since).as_millis()).unwrap_or(u64::MAX);
             let since = now_ms.saturating_sub(age) * 1_000;
             let (source, name) = listed.proxy;

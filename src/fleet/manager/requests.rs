@@ -1,5 +1,5 @@
 //! The requests without a reply that wait to be sent to one agent: subscriptions, cancellations and
-//! news of proxies. Only the last request about a pattern or a proxy is kept, so their number is
+//! messages about proxies. Only the last request about a pattern or a proxy is kept, so their number is
 //! limited by that of the patterns and proxies. A new connection of an agent begins with an empty queue.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -18,13 +18,13 @@ pub(super) enum Request {
     CancelJob(u32),
     Subscribe(String),
     Unsubscribe(String),
-    /// The proxy service, and its news.
-    Proxy(String, ProxyNews),
+    /// The name of a proxy service, and the message about it.
+    Proxy(String, ProxyMessage),
 }
 
 /// A message about a proxy service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ProxyNews {
+pub(super) enum ProxyMessage {
     /// The target's instance of systemd, or why the proxy fails.
     Ready(Result<u64, String>),
     /// Why the proxy has ended.
@@ -43,17 +43,17 @@ impl Request {
             Self::CancelJob(id) => call("JobCancel").build(id),
             Self::Subscribe(pattern) => call("Subscribe").build(pattern),
             Self::Unsubscribe(pattern) => call("Unsubscribe").build(pattern),
-            Self::Proxy(proxy, news) => {
+            Self::Proxy(proxy, message) => {
                 let path = format!("{}/{}", names::INTERNAL_PROXY_PATH, escape(proxy));
                 let call = |method| {
                     Message::method_call(path.as_str(), method)
                         .interface(names::INTERNAL_PROXY_INTERFACE)
                         .with_flags(Flags::NO_REPLY_EXPECTED)
                 };
-                match news {
-                    ProxyNews::Ready(Ok(instance)) => call("Ready").build(&(*instance, "")),
-                    ProxyNews::Ready(Err(error)) => call("Ready").build(&(0_u64, error)),
-                    ProxyNews::TargetStopped(reason) => call("TargetStopped").build(reason),
+                match message {
+                    ProxyMessage::Ready(Ok(instance)) => call("Ready").build(&(*instance, "")),
+                    ProxyMessage::Ready(Err(error)) => call("Ready").build(&(0_u64, error)),
+                    ProxyMessage::TargetStopped(reason) => call("TargetStopped").build(reason),
                 }
             }
         }
@@ -63,8 +63,8 @@ impl Request {
 #[derive(Debug, Default)]
 struct Waiting {
     jobs: BTreeSet<u32>,
-    /// The last news of each proxy.
-    proxies: BTreeMap<String, ProxyNews>,
+    /// The last message about each proxy.
+    proxies: BTreeMap<String, ProxyMessage>,
     /// Whether each pattern is wanted.
     patterns: HashMap<String, bool>,
     /// The keys of `patterns`, the oldest first.
@@ -88,26 +88,38 @@ impl Requests {
             }
             Request::Subscribe(pattern) => waiting.set(pattern, true),
             Request::Unsubscribe(pattern) => waiting.set(pattern, false),
-            Request::Proxy(proxy, news) => {
-                waiting.proxies.insert(proxy, news);
+            Request::Proxy(proxy, message) => {
+                // The agent gets no end of a proxy whose start was not answered.
+                let message = match (waiting.proxies.get(&proxy), message) {
+                    (Some(ProxyMessage::Ready(_)), ProxyMessage::TargetStopped(reason)) => {
+                        ProxyMessage::Ready(Err(reason))
+                    }
+                    (_, message) => message,
+                };
+                waiting.proxies.insert(proxy, message);
             }
         }
         drop(waiting);
         self.added.notify_one();
     }
 
-    /// Takes the next request. Cancellations come first, then news of proxies.
+    /// Takes the next request. Cancellations come first, then messages about proxies.
     pub(super) fn take(&self) -> Option<Request> {
         let mut waiting = self.lock();
         if let Some(id) = waiting.jobs.pop_first() {
             return Some(Request::CancelJob(id));
         }
-        if let Some((proxy, news)) = waiting.proxies.pop_first() {
-            return Some(Request::Proxy(proxy, news));
+        if let Some((proxy, message)) = waiting.proxies.pop_first() {
+            return Some(Request::Proxy(proxy, message));
         }
         let pattern = waiting.order.pop_front()?;
         let wanted = waiting.patterns.remove(&pattern)?;
         Some(if wanted { Request::Subscribe(pattern) } else { Request::Unsubscribe(pattern) })
+    }
+
+    /// Returns how many messages about proxies wait.
+    pub(super) fn waiting_proxies(&self) -> usize {
+        self.lock().proxies.len()
     }
 
     /// Waits until a request was added. Cancel-safe.
@@ -141,14 +153,14 @@ mod tests {
             requests.add(Request::Unsubscribe(text("b")));
             requests.add(Request::CancelJob(7));
             requests.add(Request::Unsubscribe(text("a")));
-            requests.add(Request::Proxy(text("p"), ProxyNews::Ready(Ok(1))));
+            requests.add(Request::Proxy(text("p"), ProxyMessage::Ready(Ok(1))));
         }
-        requests.add(Request::Proxy(text("p"), ProxyNews::TargetStopped(text("stopped"))));
+        requests.add(Request::Proxy(text("p"), ProxyMessage::TargetStopped(text("stopped"))));
         requests.add(Request::Subscribe(text("b")));
         let taken: Vec<Request> = std::iter::from_fn(|| requests.take()).collect();
         let expected = [
             Request::CancelJob(7),
-            Request::Proxy(text("p"), ProxyNews::TargetStopped(text("stopped"))),
+            Request::Proxy(text("p"), ProxyMessage::Ready(Err(text("stopped")))),
             Request::Unsubscribe(text("a")),
             Request::Subscribe(text("b")),
         ];

@@ -181,6 +181,7 @@ impl State {
         let silent_ms =
             u64::try_from(lost.activity.last_received().elapsed().as_millis()).unwrap_or(u64::MAX);
         node.last_seen_us = wall_ms().saturating_sub(silent_ms) * 1_000;
+        self.proxy_source_lost(name);
         let effects = self.proxies.proxies.node_lost(name, Instant::now());
         let mut starts = self.proxy_effects(effects);
         let ended = self.jobs.node_lost(name, Instant::now());

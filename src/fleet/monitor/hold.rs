@@ -1,16 +1,16 @@
-//! Units that the manager itself has to know about, besides those that clients subscribe to. Pure.
+//! Units that the manager itself watches, besides those that clients subscribe to. Pure.
 
 use super::{Effect, Monitors, Scope};
 use crate::fleet::name::NodeName;
 
 impl<O> Monitors<O> {
-    /// Lets the agent of a node report a unit until [`Self::release_unit`] is called as often.
-    pub fn hold_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
+    /// Lets the agent of a node report a unit until [`Self::unwatch_unit`] is called as often.
+    pub fn watch_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
         self.wanted.add(&Scope::Node(node.clone()), systemd_unit);
         self.refresh_unit(node, systemd_unit)
     }
 
-    pub fn release_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
+    pub fn unwatch_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
         self.release_pattern(&Scope::Node(node.clone()), systemd_unit.to_owned())
     }
 
@@ -37,20 +37,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_unit_is_reported_until_nothing_needs_it() {
+    fn a_watched_unit_is_reported_until_nothing_needs_it() {
         let mut monitors = Monitors::<u32>::default();
         let node: NodeName = "n1".parse().unwrap();
         let (unit, pattern) = ("a.service", "a.service".to_owned());
-        assert_eq!(monitors.hold_unit(&node, unit), [], "offline");
+        assert_eq!(monitors.watch_unit(&node, unit), [], "offline");
         let subscribe = [Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() }];
         assert_eq!(monitors.node_online(&node), subscribe);
         let monitor = monitors.create(1).unwrap();
         let scope = Scope::Node(node.clone());
         let (id, _) = monitors.subscribe(&1, monitor, scope, std::slice::from_ref(&pattern)).unwrap();
-        assert_eq!(monitors.hold_unit(&node, unit), subscribe);
-        assert_eq!(monitors.release_unit(&node, unit), []);
+        assert_eq!(monitors.watch_unit(&node, unit), subscribe);
+        assert_eq!(monitors.unwatch_unit(&node, unit), []);
         assert_eq!(monitors.unsubscribe(&1, monitor, id).unwrap(), []);
         let unsubscribe = [Effect::UnsubscribeOnNode { node: node.clone(), pattern }];
-        assert_eq!(monitors.release_unit(&node, unit), unsubscribe);
+        assert_eq!(monitors.unwatch_unit(&node, unit), unsubscribe);
     }
 }

@@ -4,9 +4,10 @@
 //! executes in order. Lost connections change nothing at first: the proxies of a lost source count
 //! until a grace is over, and those of a lost target are kept. Pure.
 
-mod cycle;
 mod list;
 pub mod name;
+mod refusal;
+mod settle;
 mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +18,7 @@ use super::name::NodeName;
 use list::Ended;
 pub use list::{Listed, ListedState};
 use name::unit_of_dep;
-use target::{Step, Target, Wanted};
+use target::Target;
 
 /// Proxies of one source. An agent that asks for more is refused.
 pub const MAX_PROXIES: usize = 1_000;
@@ -38,7 +39,7 @@ pub type ProxyKey = (NodeName, String);
 /// may depend on itself.
 pub type Rules = BTreeMap<NodeName, Option<BTreeSet<NodeName>>>;
 
-/// What a unit does, as far as dependencies are concerned.
+/// The state of a unit, reduced to what dependencies need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     Active,
@@ -85,7 +86,7 @@ pub enum Effect {
         proxy: ProxyKey,
         result: Result<u64, String>,
     },
-    /// Tell the source that the proxy has ended.
+    /// Notify the source that the proxy has ended.
     TargetStopped {
         proxy: ProxyKey,
         reason: String,
@@ -137,6 +138,9 @@ pub struct Proxies<I> {
     sources: BTreeMap<NodeName, Source<I>>,
     targets: BTreeMap<NodeUnit, Target<I>>,
     ended: Ended<I>,
+    /// Proxies that stopped to count while their source was lost, although their target was running.
+    /// When the source returns, the target is started again.
+    released: BTreeSet<ProxyKey>,
 }
 
 impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
@@ -149,6 +153,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             sources: BTreeMap::new(),
             targets: BTreeMap::new(),
             ended: Ended::default(),
+            released: BTreeSet::new(),
         }
     }
 
@@ -156,12 +161,13 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         self.grace = grace;
     }
 
-    /// Forgets everything but the rules: this manager is no longer the leader. The dep services and
-    /// the proxies go on; the next leader learns about them from the nodes.
+    /// Removes all state but the rules, because this manager is no longer the leader. Dep services and
+    /// proxies keep running; the agents announce them to the next leader.
     pub fn clear(&mut self) -> Vec<Effect> {
         (self.leads_since, self.ended) = (None, Ended::default());
         self.online.clear();
         self.sources.clear();
+        self.released.clear();
         std::mem::take(&mut self.targets).into_keys().map(|target| Effect::Unwatch { target }).collect()
     }
 
@@ -169,6 +175,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     pub fn set_rules(&mut self, rules: Rules, now: I) -> Vec<Effect> {
         self.rules = rules;
         self.ended.retain(|(source, _)| self.rules.contains_key(source));
+        self.released.retain(|(source, _)| self.rules.contains_key(source));
         let mut effects = Vec::new();
         let ended: Vec<(ProxyKey, String)> = self
             .all()
@@ -180,7 +187,10 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         for (proxy, refusal) in ended {
             self.end_all(vec![proxy], &refusal, now, &mut effects);
         }
-        self.sources.retain(|source, _| self.rules.contains_key(source));
+        let gone = self.sources.keys().filter(|source| !self.rules.contains_key(*source));
+        for source in gone.cloned().collect::<Vec<_>>() {
+            self.remove_source(&source);
+        }
         self.settle_all(now, &mut effects);
         effects
     }
@@ -205,10 +215,13 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         if let Some(source) = self.sources.get_mut(node) {
             source.lost_until = Some(now + self.grace);
         }
-        for (_, target) in self.targets.iter_mut().filter(|((of, _), _)| of == node) {
-            target.node_lost();
+        let of_node: Vec<NodeUnit> = self.targets.keys().filter(|(of, _)| of == node).cloned().collect();
+        for key in of_node {
+            if let Some(target) = self.targets.get_mut(&key) {
+                target.node_lost();
+            }
+            self.settle(&key, now, &mut effects);
         }
-        self.settle_all(now, &mut effects);
         effects
     }
 
@@ -222,6 +235,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.ended.remove(&proxy);
+        self.released.remove(&proxy);
         let refusal = self.refusal(&proxy.0, &target, true).or_else(|| self.excess(&proxy, &dependents));
         if let Some(reason) = refusal.or_else(|| self.cycle(&proxy, &target, &dependents)) {
             self.fail(proxy.clone(), target, reason, now, &mut effects);
@@ -243,6 +257,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             self.remove(&proxy, now, &mut effects);
             return effects;
         }
+        // An unknown instance, so that an inactive target is started.
+        let instance = if self.released.remove(&proxy) { 0 } else { instance };
         self.insert(proxy, target, Phase::Active { instance }, none, now, &mut effects);
         effects
     }
@@ -281,6 +297,9 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
 
     /// Notes a failure that only the agent of the source knows.
     pub fn failed_on_source(&mut self, proxy: ProxyKey, reason: String, now: I) {
+        if self.get(&proxy).is_some() {
+            return;
+        }
         self.note_end(proxy, None, ListedState::Failed, reason, now);
     }
 
@@ -329,14 +348,20 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         effects
     }
 
-    /// Handles the passage of time. To be called at [`Self::deadline`].
+    /// Handles the deadlines that have passed. To be called at [`Self::deadline`].
     pub fn tick(&mut self, now: I) -> Vec<Effect> {
         let mut effects = Vec::new();
         let over = |source: &Source<I>| source.lost_until.is_some_and(|until| until <= now);
         let over: Vec<NodeName> =
             self.sources.iter().filter(|(_, source)| over(source)).map(|(name, _)| name.clone()).collect();
         for source in over {
-            self.sources.remove(&source);
+            for proxy in self.of_source(&source) {
+                let target = self.get(&proxy).and_then(|proxy| self.targets.get(&proxy.target));
+                if target.is_none_or(|target| !target.is_inactive()) {
+                    self.released.insert(proxy);
+                }
+            }
+            self.remove_source(&source);
         }
         self.targets.values_mut().for_each(|target| target.expire(now));
         let late: Vec<(ProxyKey, NodeName)> = self
@@ -345,7 +370,11 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             .map(|(source, name, proxy)| ((source.clone(), name.clone()), proxy.target.0.clone()))
             .collect();
         for (proxy, node) in late {
-            self.end_all(vec![proxy], &format!("node '{node}' is offline"), now, &mut effects);
+            let reason = match self.online.get(&node) {
+                Some(_) => format!("the systemd of node '{node}' does not answer"),
+                None => format!("node '{node}' is offline"),
+            };
+            self.end_all(vec![proxy], &reason, now, &mut effects);
         }
         self.settle_all(now, &mut effects);
         effects
@@ -368,60 +397,50 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             .flat_map(|(source, of)| of.proxies.iter().map(move |(name, proxy)| (source, name, proxy)))
     }
 
-    /// Returns the proxies of a target.
-    fn of_target<'a>(&'a self, target: &'a NodeUnit) -> impl Iterator<Item = (ProxyKey, &'a Proxy<I>)> {
-        let found = self.all().filter(move |(_, _, proxy)| proxy.target == *target);
-        found.map(|(source, name, proxy)| ((source.clone(), name.clone()), proxy))
+    fn get(&self, (source, name): &ProxyKey) -> Option<&Proxy<I>> {
+        self.sources.get(source)?.proxies.get(name)
     }
 
-    /// Returns the reason to refuse a proxy. While the permissions cannot be read, only new proxies
-    /// are refused.
-    fn refusal(&self, source: &NodeName, (node, _): &NodeUnit, is_new: bool) -> Option<String> {
-        if !self.rules.contains_key(node) {
-            return Some(format!("the manager has no node '{node}'"));
+    /// Takes a proxy out of its source and its target.
+    fn take(&mut self, key: &ProxyKey) -> Option<Proxy<I>> {
+        let proxy = self.sources.get_mut(&key.0)?.proxies.remove(&key.1)?;
+        if let Some(target) = self.targets.get_mut(&proxy.target) {
+            target.proxies.remove(key);
         }
-        let allowed = match self.rules.get(source) {
-            _ if source == node => return None,
-            Some(None) if is_new => {
-                return Some(format!("the permissions of node '{source}' cannot be read"));
-            }
-            Some(None) => return None,
-            Some(Some(allowed)) => allowed.contains(node),
-            None => false,
-        };
-        let hint = format!("`juju node allow {source} --on {node}`, or AllowDependenciesOn");
-        let text = || format!("node '{source}' may not depend on node '{node}'; allow it with {hint}");
-        (!allowed).then(text)
+        Some(proxy)
     }
 
-    fn excess(&self, (source, name): &ProxyKey, dependents: &BTreeSet<String>) -> Option<String> {
-        let of = self.sources.get(source);
-        if of.is_some_and(|of| of.proxies.len() >= MAX_PROXIES && !of.proxies.contains_key(name)) {
-            return Some(format!("node '{source}' has {MAX_PROXIES} proxies already"));
+    fn remove_source(&mut self, source: &NodeName) {
+        for proxy in self.of_source(source) {
+            self.take(&proxy);
         }
-        let text = || format!("more than {MAX_DEPENDENTS} units depend on the proxy");
-        (dependents.len() > MAX_DEPENDENTS).then(text)
+        self.sources.remove(source);
+    }
+
+    /// Returns the names of a source's proxies.
+    fn of_source(&self, source: &NodeName) -> Vec<ProxyKey> {
+        let names = self.sources.get(source).into_iter().flat_map(|of| of.proxies.keys());
+        names.map(|name| (source.clone(), name.clone())).collect()
     }
 
     /// Adds a proxy, or replaces it. Its target is never unneeded meanwhile.
     fn insert(
         &mut self,
-        (source, name): ProxyKey,
+        key: ProxyKey,
         target: NodeUnit,
         phase: Phase<I>,
         dependents: BTreeSet<String>,
         now: I,
         effects: &mut Vec<Effect>,
     ) {
-        let proxies = &mut self.sources.entry(source).or_default().proxies;
         let is_active = matches!(phase, Phase::Active { .. });
-        let before = proxies.remove(&name);
+        let before = self.take(&key);
         let was_active =
             |proxy: &&Proxy<I>| proxy.target == target && matches!(proxy.phase, Phase::Active { .. });
         let since = before.as_ref().filter(|_| is_active).filter(was_active).map_or(now, |it| it.since);
         let proxy = Proxy { target: target.clone(), phase, since, dependents, is_announced: true };
-        proxies.insert(name, proxy);
-        self.watched(&target, effects);
+        self.watched(&target, effects).proxies.insert(key.clone());
+        self.sources.entry(key.0).or_default().proxies.insert(key.1, proxy);
         self.settle(&target, now, effects);
         if let Some(before) = before.filter(|before| before.target != target) {
             self.settle(&before.target, now, effects);
@@ -429,9 +448,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     }
 
     /// Removes a proxy, if there is one.
-    fn remove(&mut self, (source, name): &ProxyKey, now: I, effects: &mut Vec<Effect>) {
-        let Some(of) = self.sources.get_mut(source) else { return };
-        if let Some(proxy) = of.proxies.remove(name) {
+    fn remove(&mut self, key: &ProxyKey, now: I, effects: &mut Vec<Effect>) {
+        if let Some(proxy) = self.take(key) {
             self.settle(&proxy.target, now, effects);
         }
     }
@@ -439,8 +457,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     /// Ends proxies for a reason of their target or of the manager. The caller settles the target.
     fn end_all(&mut self, keys: Vec<ProxyKey>, reason: &str, now: I, effects: &mut Vec<Effect>) {
         for key in keys {
-            let proxies = self.sources.get_mut(&key.0).map(|source| &mut source.proxies);
-            let Some(proxy) = proxies.and_then(|proxies| proxies.remove(&key.1)) else { continue };
+            let Some(proxy) = self.take(&key) else { continue };
             let reason = reason.to_owned();
             match proxy.phase {
                 Phase::Waiting { .. } => self.fail(key, proxy.target, reason, now, effects),
@@ -475,136 +492,6 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             effects.push(Effect::Watch { target: target.clone() });
             Target::default()
         })
-    }
-
-    /// Handles the result of a start.
-    fn started(
-        &mut self,
-        key: &NodeUnit,
-        instance: u64,
-        result: &Result<(), String>,
-        now: I,
-        effects: &mut Vec<Effect>,
-    ) {
-        match result {
-            Ok(()) => self.is_active(key, instance, true, now, effects),
-            Err(reason) => {
-                // Proxies whose target still runs are not affected.
-                let failed: Vec<ProxyKey> = self
-                    .of_target(key)
-                    .filter(|(_, proxy)| match proxy.phase {
-                        Phase::Waiting { .. } => true,
-                        Phase::Active { instance: of } => of != instance,
-                    })
-                    .map(|(proxy, _)| proxy)
-                    .collect();
-                let reason = format!("{} on node {} did not start: {reason}", key.1, key.0);
-                self.end_all(failed, &reason, now, effects);
-            }
-        }
-    }
-
-    /// Tells the sources of a target on which instance of systemd it is active; those that wait only if
-    /// a start has ended.
-    fn is_active(
-        &mut self,
-        key: &NodeUnit,
-        instance: u64,
-        was_started: bool,
-        now: I,
-        effects: &mut Vec<Effect>,
-    ) {
-        for (source, of) in &mut self.sources {
-            for (name, proxy) in of.proxies.iter_mut().filter(|(_, proxy)| proxy.target == *key) {
-                match proxy.phase {
-                    Phase::Active { instance: of } if of == instance => continue,
-                    Phase::Active { .. } => {}
-                    Phase::Waiting { .. } if was_started => proxy.since = now,
-                    Phase::Waiting { .. } => continue,
-                }
-                proxy.phase = Phase::Active { instance };
-                let proxy = (source.clone(), name.clone());
-                effects.push(Effect::Ready { proxy, result: Ok(instance) });
-            }
-        }
-    }
-
-    fn settle_all(&mut self, now: I, effects: &mut Vec<Effect>) {
-        let targets: Vec<NodeUnit> = self.targets.keys().cloned().collect();
-        for target in targets {
-            self.settle(&target, now, effects);
-        }
-    }
-
-    /// Does what the state of a target requires.
-    fn settle(&mut self, key: &NodeUnit, now: I, effects: &mut Vec<Effect>) {
-        let instance = match self.online.get(&key.0) {
-            Some(Some(instance)) => *instance,
-            online => {
-                let fail_at = online.is_none().then_some(now + OFFLINE_LIMIT);
-                self.wait_for_node(key, fail_at, effects);
-                return;
-            }
-        };
-        if self.targets.get(key).is_some_and(Target::is_active) {
-            self.is_active(key, instance, false, now, effects);
-        }
-        let Some(target) = self.targets.get_mut(key) else { return };
-        let mut wanted = Wanted::default();
-        for proxy in self.sources.values_mut().flat_map(|source| source.proxies.values_mut()) {
-            if proxy.target == *key {
-                match &mut proxy.phase {
-                    Phase::Waiting { fail_at } => {
-                        *fail_at = None;
-                        wanted.waiting += 1;
-                    }
-                    Phase::Active { instance: of } if *of == instance => wanted.active += 1,
-                    Phase::Active { .. } => wanted.restarted += 1,
-                }
-            }
-        }
-        let step = target.step(wanted, now);
-        let target = key.clone();
-        match step {
-            Step::None => {}
-            Step::Start => effects.push(Effect::StartDep { target }),
-            Step::Stop => effects.push(Effect::StopDep { target }),
-            Step::Refresh => effects.push(Effect::Refresh { target }),
-            Step::Forget => {
-                self.targets.remove(key);
-                effects.push(Effect::Unwatch { target });
-            }
-            Step::Stopped => {
-                let stopped: Vec<ProxyKey> = self
-                    .of_target(key)
-                    .filter(|(_, proxy)| proxy.phase == Phase::Active { instance })
-                    .map(|(proxy, _)| proxy)
-                    .collect();
-                let reason = format!("{} on node {} stopped", key.1, key.0);
-                self.end_all(stopped, &reason, now, effects);
-                self.settle(key, now, effects);
-            }
-        }
-    }
-
-    /// Sets when the waiting proxies of a target fail that is not online. Forgets a target without
-    /// proxies.
-    fn wait_for_node(&mut self, key: &NodeUnit, fail_at: Option<I>, effects: &mut Vec<Effect>) {
-        let mut is_needed = false;
-        for proxy in self.sources.values_mut().flat_map(|source| source.proxies.values_mut()) {
-            if proxy.target == *key {
-                is_needed = true;
-                if let Phase::Waiting { fail_at: at } = &mut proxy.phase {
-                    *at = match fail_at {
-                        Some(_) => at.or(fail_at),
-                        None => None,
-                    };
-                }
-            }
-        }
-        if !is_needed && self.targets.remove(key).is_some() {
-            effects.push(Effect::Unwatch { target: key.clone() });
-        }
     }
 }
 

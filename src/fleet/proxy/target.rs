@@ -1,9 +1,10 @@
 //! The dep service of one target: when it is started and stopped. Pure.
 
+use std::collections::BTreeSet;
 use std::ops::Add;
 use std::time::Duration;
 
-use super::Activity;
+use super::{Activity, ProxyKey};
 
 /// A unit that is restarted is inactive for a moment, and a dep service that stops together with its
 /// unit stops first. Only after this time, and second reports, is anything done about them.
@@ -32,7 +33,7 @@ pub(super) enum Step {
     Refresh,
     /// End the active proxies.
     Stopped,
-    Forget,
+    Remove,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,7 @@ enum SecondLook<I> {
 /// reported on the present connection.
 #[derive(Debug)]
 pub(super) struct Target<I> {
+    pub(super) proxies: BTreeSet<ProxyKey>,
     unit: Option<Activity>,
     dep: Option<Activity>,
     job: Option<Job>,
@@ -73,6 +75,7 @@ pub(super) struct Target<I> {
 impl<I> Default for Target<I> {
     fn default() -> Self {
         Self {
+            proxies: BTreeSet::new(),
             unit: None,
             dep: None,
             job: None,
@@ -88,7 +91,8 @@ impl<I> Default for Target<I> {
 impl<I: Copy + Ord + Add<Duration, Output = I>> Target<I> {
     /// Handles the loss of the node. The result of the job is unknown.
     pub(super) fn node_lost(&mut self) {
-        *self = Self { keep_until: self.keep_until, ..Self::default() };
+        let proxies = std::mem::take(&mut self.proxies);
+        *self = Self { proxies, keep_until: self.keep_until, ..Self::default() };
     }
 
     pub(super) fn unit_reported(&mut self, activity: Activity) {
@@ -121,7 +125,11 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Target<I> {
         (self.unit, self.dep) == (Some(Activity::Active), Some(Activity::Active))
     }
 
-    /// Forgets the times that are over.
+    pub(super) fn is_inactive(&self) -> bool {
+        self.unit == Some(Activity::Inactive)
+    }
+
+    /// Clears the times that have passed.
     pub(super) fn expire(&mut self, now: I) {
         self.keep_until = self.keep_until.filter(|until| now < *until);
         self.start_after = self.start_after.filter(|at| now < *at);
@@ -168,7 +176,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Target<I> {
     fn unneeded(&mut self, now: I) -> Step {
         let must_wait = [self.keep_until, self.stop_after].into_iter().flatten().any(|until| now < until);
         match self.dep {
-            Some(Activity::Inactive) if !self.was_started => Step::Forget,
+            Some(Activity::Inactive) if !self.was_started => Step::Remove,
             _ if must_wait => Step::None,
             _ => {
                 (self.job, self.keep_until) = (Some(Job::Stop), None);

@@ -139,6 +139,14 @@ fn a_lost_source_counts_until_the_grace_is_over() {
     assert_eq!(core.node_lost(&node("foo"), at(1_000)), []);
     assert_eq!((core.tick(at(30_999)), core.deadline()), (vec![], Some(at(31_000))));
     assert_eq!(core.tick(at(31_000)), [Effect::StopDep { target: target("bar") }]);
+    // The target had StopWhenUnneeded=. The source returns, and its proxy is active.
+    report(&mut core, "hirte-dep@db.service", "inactive", 31_001);
+    done(&mut core, 31_002);
+    core.node_online(&node("foo"), at(40_000));
+    let again = core.established(proxy("foo"), target("bar"), 7, at(40_000));
+    assert_eq!(again, [Effect::Watch { target: target("bar") }]);
+    let start = report(&mut core, "db.service", "inactive", 40_001);
+    assert_eq!(start, [Effect::StartDep { target: target("bar") }], "it is started again");
     // A source that returns in time changes nothing.
     let mut core = active();
     core.node_lost(&node("foo"), at(1_000));
@@ -181,8 +189,8 @@ fn a_target_node_that_returns_keeps_or_starts_its_deps() {
         effects.extend(report(&mut core, "db.service", unit, 500_001));
         assert_eq!(effects, expected, "{instance} {unit}");
         if instance == 8 {
-            let told = Effect::Ready { proxy: proxy("foo"), result: Ok(8) };
-            assert_eq!(done(&mut core, 500_002), [told], "a later stop is one on the new instance");
+            let notified = Effect::Ready { proxy: proxy("foo"), result: Ok(8) };
+            assert_eq!(done(&mut core, 500_002), [notified], "a later stop is one on the new instance");
         } else if unit == "inactive" {
             core.tick(at(501_000));
             report(&mut core, "hirte-dep@db.service", "inactive", 501_000);
@@ -208,7 +216,7 @@ fn a_new_manager_waits_for_the_sources_of_running_deps() {
 }
 
 #[test]
-fn refusals_say_why() {
+fn refusals_have_a_reason() {
     let mut core = connected();
     let denied = core.requested(proxy("foo"), target("baz"), units(&[]), at(1));
     assert!(refused(&denied).contains("juju node allow foo --on baz"), "{denied:?}");
