@@ -21,7 +21,7 @@ use super::fast_path::now;
 use super::framing::{self, BodyLength, Expect, Invalid};
 use super::message::{BodyError, Reply, Request, Wire};
 use super::server::{Caller, Endpoint, Handler, Limits, TOO_SLOW};
-use crate::net::listener::stopped;
+use crate::runtime::service::stopped;
 
 /// Header fields of a request.
 const MAX_HEADERS: usize = 100;
