@@ -122,8 +122,8 @@ impl<T: Tree> Environment<T> {
     /// Adds a machine, and its name if it has one.
     ///
     /// # Errors
-    /// [`Error::MachineExists`] and [`Error::ReservedMachineName`] for the name, and the failures of the
-    /// store.
+    /// [`Error::MachineExists`] and [`Error::ReservedMachineName`] for the name, and the failures
+    /// of the store.
     pub async fn add_machine(&self, wanted: impl Into<NewMachine>) -> Result<MachineId, Error> {
         let NewMachine { adopted, name, address } = wanted.into();
         if let Some(name) = name.as_ref().filter(|name| name.is_reserved()) {

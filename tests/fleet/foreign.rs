@@ -68,9 +68,10 @@ async fn busctl_shows_every_member() {
             format!("{MANAGER}/node/n1"),
             "Node",
             "StartUnit method ss o|StopUnit method ss o|ReloadUnit method ss o|RestartUnit method ss o|\
-             KillUnit method ssi -|ReadJournal method sus as|GetUnitProperties method ss a{sv}|ListUnits method - a(ssssssouso)|\
-             FreezeUnit method s -|ThawUnit method s -|EnableUnitFiles method asbb ba(sss)|\
-             DisableUnitFiles method asb a(sss)|SetUnitProperties method sba(sv) -|\
+             KillUnit method ssi -|ReadJournal method sus as|GetUnitProperties method ss a{sv}|\
+             ListUnits method - a(ssssssouso)|FreezeUnit method s -|ThawUnit method s -|\
+             EnableUnitFiles method asbb ba(sss)|DisableUnitFiles method asb a(sss)|\
+             SetUnitProperties method sba(sv) -|\
              GetUnitProperty method sss v|ListUnitFiles method - a(ss)|GetUnitFileState method s s|\
              Reload method - -|ResetFailed method - -|ResetFailedUnit method s -|\
              StartTransientUnit method ssa(sv)a(sa(sv)) o|GetDefaultTarget method - s|\

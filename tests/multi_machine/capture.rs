@@ -24,7 +24,8 @@ const TRACKER_PORT: u16 = 28500;
 struct Running(Child);
 
 impl Running {
-    /// Ends the process with SIGTERM, so that it writes what it has buffered, and waits for its end.
+    /// Ends the process with SIGTERM, so that it writes what it has buffered, and waits for its
+    /// end.
     fn terminate(mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");

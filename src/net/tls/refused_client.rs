@@ -12,7 +12,8 @@ use tracing::{debug, warn};
 
 use crate::net::log_limit::LogLimit;
 
-/// Returns why a client was refused; `None` if the connection just ended, as those of port scans do.
+/// Returns why a client was refused; `None` if the connection just ended, as those of port scans
+/// do.
 pub fn refused_client(error: &io::Error) -> Option<&'static str> {
     let tls = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match tls {
