@@ -17,9 +17,9 @@
 //! | [`status`] | shows one snapshot of an environment as YAML, JSON, tables or a graph |
 //! | [`cli`] | the commands of the programs `juju` and `portcullis` |
 //!
-//! Dependencies point one way: `cli -> {firewall, provision, heartbeat, unit, fleet, status} -> machine
-//! -> store -> keeper -> net -> runtime -> model`. No part names another. `tests/layout.rs` checks
-//! that. Start reading at [`store::Environment`] for the operations of an environment, or at
+//! Dependencies point one way: `cli -> {firewall, provision, heartbeat, unit, fleet, status} ->
+//! machine -> store -> keeper -> net -> runtime -> model`. No part names another. `tests/layout.rs`
+//! checks that. Start reading at [`store::Environment`] for the operations of an environment, or at
 //! [`cli::juju`] for the commands.
 
 pub mod cli;

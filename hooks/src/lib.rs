@@ -12,7 +12,7 @@ pub use arguments::Tool;
 
 use arguments::{Format, Task};
 use hook_env::HookEnv;
-use portcullis::model::PortRange;
+use portcullis::model::{PortRange, error_chain};
 use portcullis::store::{UnitPorts, ZkTree};
 use std::error::Error as StdError;
 use std::ffi::OsString;
@@ -37,16 +37,8 @@ impl Outcome {
         Self { code: 0, stdout, stderr: String::new() }
     }
 
-    /// Formats the error with its causes on one line.
     fn refused(code: u8, error: &dyn StdError) -> Self {
-        let mut stderr = format!("error: {error}");
-        let mut source = error.source();
-        while let Some(cause) = source {
-            stderr.push_str(&format!(": {cause}"));
-            source = cause.source();
-        }
-        stderr.push('\n');
-        Self { code, stdout: String::new(), stderr }
+        Self { code, stdout: String::new(), stderr: format!("error: {}\n", error_chain(error)) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The file of the environment's authority, `ENV-authority.json`, mode 0600: the CA certificate and
-//! its private key. It is created on the host of `juju bootstrap` or `portcullis up`; controllers on
-//! other hosts issue certificates only with a copy of it. The key is never written to the store.
+//! its private key. It is created on the host of `juju bootstrap` or `portcullis up`; controllers
+//! on other hosts issue certificates only with a copy of it. The key is never written to the store.
 
 use std::path::Path;
 
@@ -69,7 +69,8 @@ pub(super) async fn read_published<T: Tree>(
 }
 
 /// Creates the authority of an environment that has none, and publishes its certificate as the
-/// operator. The key is saved first: after a crash in between, the next run publishes the saved one.
+/// operator. The key is saved first: after a crash in between, the next run publishes the saved
+/// one.
 pub(super) async fn ensure<T: Tree>(
     config: &ConfigDir,
     environment: &EnvironmentName,

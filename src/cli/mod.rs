@@ -1,7 +1,7 @@
 //! The command lines of the programs: `juju/` for the operator's client, `portcullis/` for the
-//! daemon, `node/` for the commands that `juju` and `hirtectl` share, `args/` for shared flags. Each
-//! command is a file that parses and checks its arguments and calls the parts below. Commands do not
-//! define the layout of the tree, and no other part prints.
+//! daemon, `node/` for the commands that `juju` and `hirtectl` share, `args/` for shared flags.
+//! Each command is a file that parses and checks its arguments and calls the parts below. Commands
+//! do not define the layout of the tree, and no other part prints.
 
 mod args;
 mod authority;

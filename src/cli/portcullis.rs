@@ -116,8 +116,8 @@ Examples:
     /// Run the agent of this machine
     #[command(after_help = "\
 One agent at a time runs for a machine; when it stops, open ports stay open. The machine's credentials are \
-in $XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. Where the operator's credentials are, \
-the agent creates this file; copy it to other machines.
+in $XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. `portcullis join` creates this file; \
+where the operator's credentials are, the agent creates it.
 
 With --firewall nftables the agent opens the ports that exposed units request and rejects all other \
 connections, in an nftables table of its own; ssh, the store's ports and those of --protect stay open.

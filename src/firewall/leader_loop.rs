@@ -15,6 +15,7 @@ use crate::machine::provisioning::{PendingReads, Provisioning, ProvisioningUpdat
 use crate::mutant;
 use crate::runtime::reconcile::{Due, Ended, Leased, Passed, Reconciler, STORE_PAUSE, Schedule};
 use crate::runtime::reconcile::{run_leased, run_passes};
+use crate::runtime::service::stopped;
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
@@ -102,7 +103,7 @@ impl<T: Tree, F: Firewall, P: Provisioning + Send> Leased for Leading<'_, T, F, 
         let Self { controller, tree, roles, progress, token, .. } = self;
         tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => Ok(None),
+            () = stopped(stop) => Ok(None),
             acquired = async {
                 tree.sync().await?;
                 progress.send_modify(|progress| progress.store_lost = false);

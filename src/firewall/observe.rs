@@ -67,8 +67,8 @@ pub struct View {
     /// Units in this view that are missing from their machine's list although their record exists.
     /// Only a machine that reads its own list has these.
     pub unlisted_units: BTreeSet<UnitId>,
-    /// Services without an exposed flag that `juju unexpose` did not remove: they were never exposed,
-    /// or another client removed the flag, and may be deleting the service or more.
+    /// Services without an exposed flag that `juju unexpose` did not remove: they were never
+    /// exposed, or another client removed the flag, and may be deleting the service or more.
     pub lost_flags: BTreeSet<ServiceId>,
     /// Units without a ports node. `juju` creates it with the unit and removes it only with the
     /// unit.

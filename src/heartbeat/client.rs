@@ -15,6 +15,7 @@ use crate::net::http::client::{Call, HttpClient};
 use crate::net::tls::ClientTls;
 use crate::runtime::backoff::doubling;
 use crate::runtime::clock::{utc, wall_ms};
+use crate::runtime::service::stopped;
 
 /// Three beats fit into the shortest default window.
 pub const PERIOD: Duration = Duration::from_secs(3);
@@ -90,7 +91,7 @@ impl BeatClient {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = changed => {}
-                _ = stop.wait_for(|stop| *stop) => break,
+                () = stopped(&mut stop) => break,
             }
         }
         let trackers = self.trackers.borrow().clone();

@@ -22,6 +22,7 @@ use self::shared_state::SharedState;
 use super::judge::{self, Judge, Renewal};
 use super::store;
 use crate::net::http::client::HttpClient;
+use crate::runtime::service::stopped;
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Watched, gather_burst};
@@ -109,7 +110,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
         loop {
             let ended = tokio::select! {
                 ended = self.session() => ended,
-                _ = stop.wait_for(|stop| *stop) => Ok(Ended::Stopped),
+                () = stopped(&mut stop) => Ok(Ended::Stopped),
             };
             match ended {
                 Ok(Ended::Stopped) => {
@@ -128,7 +129,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
             self.shared().lock().stats.store = false;
             tokio::select! {
                 () = tokio::time::sleep(STORE_PAUSE) => {}
-                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                () = stopped(&mut stop) => return Ok(()),
             }
         }
     }

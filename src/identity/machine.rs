@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::files::{FilesError, MachineIdentity};
-use crate::model::{MachineId, number_name};
+use crate::model::{MachineId, error_chain, number_name};
 use crate::net::tls::authority::{Names, Request};
 use crate::net::tls::certificate::Certificate;
 use crate::net::tls::key::PrivateKey;
@@ -143,10 +143,7 @@ impl Machine {
 
 /// Logs a failure once, not at every retry.
 fn warn_once(logged: &mut String, error: &ObtainError) {
-    let problem = match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
-    };
+    let problem = error_chain(error);
     if problem != *logged {
         warn!(%problem, "no new certificate for this machine");
         *logged = problem;

@@ -146,8 +146,9 @@ pub fn authenticate(
 }
 
 /// Returns the access list to store: `auth` is replaced by the caller's digest identities, and
-/// duplicates are dropped. Entries that no identity can match, and lists of more than `MAX_ENTRIES`,
-/// are refused. Rights that do not exist are stored and have no effect, as in ZooKeeper.
+/// duplicates are dropped. Entries that no identity can match, and lists of more than
+/// `MAX_ENTRIES`, are refused. Rights that do not exist are stored and have no effect, as in
+/// ZooKeeper.
 pub fn resolve(wanted: &[Acl], proved: &IdentitySet) -> Result<Vec<Acl>, Code> {
     let mut list: Vec<Acl> = Vec::new();
     // A client can send a list of tens of thousands of entries: each must take constant time.

@@ -112,7 +112,8 @@ impl Server {
 
     /// Returns whether a connection from `addr` can be accepted. If a limit is reached, the oldest
     /// unauthenticated connection is evicted: otherwise a client without credentials could lock out
-    /// clients with credentials. If there is none, the identity with the most connections loses one.
+    /// clients with credentials. If there is none, the identity with the most connections loses
+    /// one.
     pub(super) fn ensure_slot_for(&mut self, addr: SocketAddr, now: Now) -> bool {
         let limits = self.config.limits.connections();
         let Err(full) = self.admission.check(addr.ip(), &limits) else { return true };
@@ -159,9 +160,10 @@ impl Server {
         self.service.identities.of(id).iter().find(|identity| tree.names(identity))
     }
 
-    /// Closes the oldest connection of the identity with the most connections, if those are more than
-    /// one identity may have when the total limit is reached. Without this, one unit could lock out
-    /// all clients with its own credentials, because loopback has no limit for each address.
+    /// Closes the oldest connection of the identity with the most connections, if those are more
+    /// than one identity may have when the total limit is reached. Without this, one unit could
+    /// lock out all clients with its own credentials, because loopback has no limit for each
+    /// address.
     fn evict_from_largest_identity(&mut self, addr: SocketAddr, now: Now) -> bool {
         let mut counts: HashMap<&Identity, usize> = HashMap::new();
         let identities = self.connections.iter().filter_map(|(id, _)| self.counted_identity(id));

@@ -98,7 +98,8 @@ impl NewSegment {
         NewSegment::write_to(file, 0, dir, &segment_header(number, salt, before), (number, salt))
     }
 
-    /// As `write`, in the file of [`allocate_spare`], which is used up. It needs no free disk space.
+    /// As `write`, in the file of [`allocate_spare`], which is used up. It needs no free disk
+    /// space.
     pub fn write_to_spare(
         dir: &Path,
         number: u64,

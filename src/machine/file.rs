@@ -15,8 +15,8 @@ pub struct MachineFile {
     pub credential: Credential,
     /// Hashes, not secrets.
     pub roles: Roles,
-    /// Where the machine's files are on this host; `None` if no agent has used them. A later command
-    /// removes them from there, whatever its own arguments and environment variables are.
+    /// Where the machine's files are on this host; `None` if no agent has used them. A later
+    /// command removes them from there, whatever its own arguments and environment variables are.
     pub directories: Option<Directories>,
 }
 

@@ -1,5 +1,5 @@
-//! Shell patterns: `*` any text, `?` any character, `[a-z]` one of a set, `[!a-z]` one outside it. A
-//! `[` that is never closed stands for itself, as in a shell. Pure.
+//! Shell patterns: `*` any text, `?` any character, `[a-z]` one of a set, `[!a-z]` one outside it.
+//! A `[` that is never closed stands for itself, as in a shell. Pure.
 
 /// A pattern with its characters taken apart once, because it is tried on thousands of names.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //! users need not check them again. Pure.
 
 mod charm_hash;
+mod error_chain;
 mod glob;
 mod hex;
 mod host;
@@ -11,6 +12,7 @@ pub mod ports;
 pub mod strict_json;
 
 pub use charm_hash::CharmHash;
+pub use error_chain::error_chain;
 pub use glob::Glob;
 pub use hex::{digest_prefix, hex, unhex};
 pub use host::{HostAddress, InvalidHost, NodeName, OperatorName, is_reserved_name, number_name};

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use super::client_limits::{Slots, half_of};
+use crate::runtime::service::stopped;
 
 /// Pause after a failure to accept, for example when no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -108,11 +109,6 @@ pub async fn drain(mut connections: JoinSet<()>) {
     if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
         connections.shutdown().await;
     }
-}
-
-/// Waits until `stop` is true. A dropped sender counts as true.
-pub(super) async fn stopped(stop: &mut watch::Receiver<bool>) {
-    drop(stop.wait_for(|stop| *stop).await);
 }
 
 fn log_panic(ended: Result<(), tokio::task::JoinError>) {

@@ -1,6 +1,6 @@
-//! Limits log lines about one kind of event: the first event is logged at once, then at most one line
-//! in ten seconds with the number of events in between. A client that is refused in a loop cannot
-//! fill the log. Pure.
+//! Limits log lines about one kind of event: the first event is logged at once, then at most one
+//! line in ten seconds with the number of events in between. A client that is refused in a loop
+//! cannot fill the log. Pure.
 
 /// Minimum time between two log lines.
 const LINE_EVERY_MS: i64 = 10_000;
@@ -14,7 +14,8 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// Counts an event. Returns the number of unlogged events before it if this one is to be logged.
+    /// Counts an event. Returns the number of unlogged events before it if this one is to be
+    /// logged.
     pub fn note(&mut self, now_ms: i64) -> Option<u64> {
         self.total += 1;
         if self.next_ms.is_some_and(|next_ms| now_ms < next_ms) {

@@ -157,8 +157,9 @@ pub fn provision(machines: &Records, inventory: &Inventory, is_confirmed: impl F
         plan.confirmed = doubtful;
         plan.steps.extend(removals);
     } else {
-        // An instance cannot be restored, so every termination needs a second read. If only a few are
-        // to end, the read is otherwise trusted: the ports of removed machines are closed at once.
+        // An instance cannot be restored, so every termination needs a second read. If only a few
+        // are to end, the read is otherwise trusted: the ports of removed machines are closed at
+        // once.
         if !most && !bare {
             let held: BTreeSet<Option<MachineId>> = doubtful.iter().map(Step::machine).collect();
             let waits = |step: &Step| !step.is_independent() && held.contains(&step.machine());

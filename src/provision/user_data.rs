@@ -2,8 +2,8 @@
 //! token and starts `portcullis machine` now and at every boot. Pure.
 //!
 //! Every process on the instance that can reach the metadata service can read the user data. The
-//! token is void once the instance has joined, which is before the first hook runs, so the user data
-//! holds no secret then. The program itself must be part of the image.
+//! token is void once the instance has joined, which is before the first hook runs, so the user
+//! data holds no secret then. The program itself must be part of the image.
 
 use std::fmt::Write as _;
 
@@ -159,8 +159,8 @@ mod tests {
         }
     }
 
-    /// Runs the script in a real shell, with temporary directories and stubs of `systemctl`, `sleep`
-    /// and `portcullis`, whose first attempt to join fails.
+    /// Runs the script in a real shell, with temporary directories and stubs of `systemctl`,
+    /// `sleep` and `portcullis`, whose first attempt to join fails.
     #[test]
     fn the_script_joins_once_and_starts_the_service() {
         let home = tempfile::tempdir().unwrap();

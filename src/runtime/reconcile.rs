@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::warn;
 
 use super::confirm::CONFIRM_AFTER;
+use super::service::stopped;
 use crate::mutant;
 
 /// The pause after a failure of the store.
@@ -131,7 +132,7 @@ pub async fn run_leased<L: Leased>(work: &mut L, stop: &mut watch::Receiver<bool
 pub async fn stopped_within(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
     tokio::select! {
         () = sleep(pause) => false,
-        _ = stop.wait_for(|stop| *stop) => true,
+        () = stopped(stop) => true,
     }
 }
 

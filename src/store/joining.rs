@@ -109,8 +109,8 @@ impl Offer {
     /// Reads the offer with a one-time credential.
     ///
     /// # Errors
-    /// [`JoinError`]: by the clock that `now_ms` comes from, an offer may have expired. An offer that
-    /// was used does not expire.
+    /// [`JoinError`]: by the clock that `now_ms` comes from, an offer may have expired. An offer
+    /// that was used does not expire.
     pub async fn read<T: Tree>(
         tree: &T,
         machine: MachineId,
@@ -200,10 +200,11 @@ pub struct LaunchOffer {
     pub expires_ms: u64,
 }
 
-/// Offers a machine to the instance that is launched for it, as the holder of the lease that `fence`
-/// confirms. The one-time credential is derived from the machine's own `credential` and the time of
-/// expiry: a launch that is repeated after a lost answer sends the same user data again, as EC2
-/// requires. An offer that is used, or is valid for less than half of `lifetime_ms`, is replaced.
+/// Offers a machine to the instance that is launched for it, as the holder of the lease that
+/// `fence` confirms. The one-time credential is derived from the machine's own `credential` and the
+/// time of expiry: a launch that is repeated after a lost answer sends the same user data again, as
+/// EC2 requires. An offer that is used, or is valid for less than half of `lifetime_ms`, is
+/// replaced.
 ///
 /// # Errors
 /// The failures of the store; a conflict if the machine was removed or the lease was lost.

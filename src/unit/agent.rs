@@ -14,7 +14,7 @@ use super::hook::RunState;
 use super::host::{UnitDir, UnitHost};
 use super::machine_problem::FailedRemovals;
 use super::workflow::{Ended, Run, State, Step, Wanted};
-use crate::model::UnitId;
+use crate::model::{UnitId, error_chain};
 use crate::runtime::atomic_file;
 use crate::store::changes::{Watched, gather_burst};
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
@@ -137,7 +137,7 @@ pub(super) async fn run_agent<T: Tree>(
             // The supervisor decides what happens to a unit that is gone.
             Err(Error::Gone) => {}
             Err(error) => {
-                let chain = chain(&error);
+                let chain = error_chain(&error);
                 if chain != logged {
                     warn!(unit = %id, error = %chain, "unit agent waits after an error");
                     // Status no longer shows a removed unit, so the machine reports the problem. An
@@ -152,13 +152,6 @@ pub(super) async fn run_agent<T: Tree>(
             }
         }
         agent.wait().await;
-    }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
     }
 }
 
@@ -295,7 +288,7 @@ impl<T: Tree> Agent<'_, T> {
     /// start.
     async fn begin(&mut self, seen: &Seen, state: State) -> Result<(), Error> {
         let begun = match (self.save(seen, &state).await, state.running) {
-            (Err(error), Some(run)) => seen.state.not_begun(run.hook, &chain(&error)),
+            (Err(error), Some(run)) => seen.state.not_begun(run.hook, &error_chain(&error)),
             _ => state,
         };
         self.write_state(seen, &begun).await
@@ -306,7 +299,7 @@ impl<T: Tree> Agent<'_, T> {
     async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
         if let Err(error) = self.save(seen, state).await {
             let unit = &seen.record.name;
-            warn!(%unit, error = %chain(&error), "cannot save the unit's state on this machine");
+            warn!(%unit, error = %error_chain(&error), "cannot save the unit's state on this machine");
             self.local_copy_outdated = true;
         }
         self.write_state(seen, state).await

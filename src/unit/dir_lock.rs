@@ -17,6 +17,7 @@ use tracing::warn;
 use super::host::{HookUser, UnitHost, check_directory};
 use super::supervisor::Error;
 use crate::model::digest_prefix;
+use crate::runtime::service::stopped;
 use crate::runtime::{atomic_file, trusted_path};
 
 /// How long another process may take to release the directory, for example one that is just
@@ -77,7 +78,7 @@ pub(super) async fn take(
         }
         tokio::select! {
             () = sleep(POLL_INTERVAL) => {}
-            _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            () = stopped(stop) => return Ok(None),
         }
     }
 }

@@ -19,6 +19,7 @@ use super::machine_problem::{self, FailedRemovals};
 use super::roster;
 use crate::model::UnitId;
 use crate::runtime::confirm::Unconfirmed;
+use crate::runtime::service::stopped;
 use crate::runtime::trusted_path;
 use crate::store::changes::Watched;
 use crate::store::list_machine_units;
@@ -104,8 +105,7 @@ pub async fn run<T: Tree>(
                 // The sender is in this function, so this cannot fail.
                 _ = failures.changed() => break,
                 Some(id) = agents.next() => drop(directives.remove(&id)),
-                // A dropped sender means the same as a request to stop.
-                () = async { drop(stop.wait_for(|stop| *stop).await) } => {
+                () = stopped(&mut stop) => {
                     leave(&directives, &mut agents).await;
                     return Ok(());
                 }

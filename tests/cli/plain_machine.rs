@@ -70,8 +70,8 @@ fn a_plain_machine_is_shown_as_running_with_its_address(site: &Site) {
     assert_eq!(shown["dns-name"], "192.0.2.7", "the last known address");
 }
 
-/// Deploys a unit to machine 0 and waits until its service runs. Returns a file that the agent wrote
-/// for the unit.
+/// Deploys a unit to machine 0 and waits until its service runs. Returns a file that the agent
+/// wrote for the unit.
 fn started_unit(operator: &Operator) -> PathBuf {
     operator.does(&["deploy", &fixture_charm("hello"), "--to", "0"]);
     wait_for("a started unit", DEADLINE, || {

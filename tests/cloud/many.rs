@@ -13,8 +13,8 @@ use crate::controller::environment;
 use crate::harness::{wait_for, wait_for_count};
 use crate::world::World;
 
-/// More than the 200 values that one filter of EC2 takes. LocalStack needs eleven minutes to create a
-/// thousand machines if the cores are busy, and then more than five to list them.
+/// More than the 200 values that one filter of EC2 takes. LocalStack needs eleven minutes to create
+/// a thousand machines if the cores are busy, and then more than five to list them.
 const MACHINES: usize = 300;
 /// Describe calls of a restart. A thousand machines did not need more either.
 const MAX_READS: usize = 5;
@@ -74,8 +74,8 @@ pub(crate) fn hundreds_of_machines_need_no_writes_when_converged(world: &World) 
     second.stop();
 }
 
-/// Makes machines in EC2 and in the store, as if a controller had opened their ports. Returns the id
-/// of the store.
+/// Makes machines in EC2 and in the store, as if a controller had opened their ports. Returns the
+/// id of the store.
 fn make_machines(world: &World) -> String {
     world.wait(async {
         let vpc = world.account.default_vpc().await;

@@ -1,5 +1,5 @@
-//! The manager of an environment with real systemd nodes: `portcullis up`, a machine that joins, two
-//! managers of which one is killed, and `juju node` over TLS.
+//! The manager of an environment with real systemd nodes: `portcullis up`, a machine that joins,
+//! two managers of which one is killed, and `juju node` over TLS.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,6 +1,6 @@
-//! Machines for tests: each runs a complete systemd as its first process, in a container with its own
-//! network link, control groups and root directory. A machine is slower to start than a `node`, but
-//! it can lose its link, reboot and be switched off. See `machine.sh`. Needs root.
+//! Machines for tests: each runs a complete systemd as its first process, in a container with its
+//! own network link, control groups and root directory. A machine is slower to start than a `node`,
+//! but it can lose its link, reboot and be switched off. See `machine.sh`. Needs root.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

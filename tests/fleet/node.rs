@@ -1,6 +1,6 @@
-//! Nodes for tests: user instances of systemd, each with its own bus, directories, mounts, processes
-//! and control groups. A node sees its directory as `/run/node`; see `node.sh`. Expectations about
-//! the fleet do not belong here. Needs root.
+//! Nodes for tests: user instances of systemd, each with its own bus, directories, mounts,
+//! processes and control groups. A node sees its directory as `/run/node`; see `node.sh`.
+//! Expectations about the fleet do not belong here. Needs root.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

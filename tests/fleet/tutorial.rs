@@ -134,8 +134,8 @@ impl Session {
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
     }
 
-    /// Waits until a unit has started on a machine, and returns the port that its server has chosen.
-    /// The status shows the port only after `juju expose`.
+    /// Waits until a unit has started on a machine, and returns the port that its server has
+    /// chosen. The status shows the port only after `juju expose`.
     fn port_of(&self, machine: &str, unit: &str) -> String {
         wait_for("a unit that has started", HANG, || {
             let status = self.status();

@@ -33,7 +33,8 @@ const OPERATOR: usize = 1;
 struct Running(Child);
 
 impl Running {
-    /// Ends the process with SIGTERM, so that it writes what it has buffered, and waits for its end.
+    /// Ends the process with SIGTERM, so that it writes what it has buffered, and waits for its
+    /// end.
     fn terminate(mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");

@@ -1,5 +1,5 @@
-//! Mutation tests of the simulator: each bug of a fixed list is switched on, and one of the regression
-//! scenarios or of the first worlds must fail because of it.
+//! Mutation tests of the simulator: each bug of a fixed list is switched on, and one of the
+//! regression scenarios or of the first worlds must fail because of it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -18,8 +18,8 @@ use crate::operator::Operator;
 /// Longer than the session of a killed agent lasts on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Returns the first of 32 UIDs that no other world has. The kernel counts the processes of a user over
-/// all tests, ended ones included until init reaps them, and hooks have a limit of processes.
+/// Returns the first of 32 UIDs that no other world has. The kernel counts the processes of a user
+/// over all tests, ended ones included until init reaps them, and hooks have a limit of processes.
 pub(crate) fn next_first_uid() -> u32 {
     static WORLDS: AtomicU32 = AtomicU32::new(0);
     1_000_000_000 + std::process::id() * 512 + WORLDS.fetch_add(1, Ordering::Relaxed) * 32

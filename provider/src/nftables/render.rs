@@ -148,8 +148,8 @@ fn expressions(purpose: Purpose) -> Vec<Value> {
     }
 }
 
-/// Matches a protocol by its number. nft looks names up in /etc/protocols, which a small installation
-/// does not have.
+/// Matches a protocol by its number. nft looks names up in /etc/protocols, which a small
+/// installation does not have.
 fn is_protocol(number: u8) -> Value {
     matches("==", &json!({"meta": {"key": "l4proto"}}), &json!(number))
 }

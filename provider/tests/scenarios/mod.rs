@@ -70,6 +70,7 @@ scenarios![
     rules::change_is_one_request_to_open_and_one_to_close,
     rules::foreign_rules_stay,
     rules::removed_rule_is_reported,
+    rules::removed_rule_is_reported_without_a_read_before,
 ];
 
 pub(crate) const ONE: MachineNumber = MachineNumber::new(1);

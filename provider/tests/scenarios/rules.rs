@@ -6,6 +6,10 @@ use crate::suite::{Bench, holds, in_time};
 use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
 use portcullis_provider::rule::{Change, RuleSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longer than the consistency window of a write.
+const HANG: Duration = Duration::from_secs(60);
 
 pub(crate) async fn ec2_fulfils_the_contract(account: Arc<Account>) {
     let firewall = account.ec2("prod");
@@ -57,4 +61,20 @@ pub(crate) async fn removed_rule_is_reported(account: Arc<Account>) {
     let rules = seen(&ec2, ONE).await;
     account.close(rules.group.as_str(), 80).await;
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]), "earlier reads are not cached");
+}
+
+/// Another client revokes a rule before any describe has shown it.
+pub(crate) async fn removed_rule_is_reported_without_a_read_before(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    let group = seen(&ec2, ONE).await.group;
+    assert!(ec2.apply(ONE, &change(&[80, 81], &[]), in_time()).await.is_ok());
+    account.close(group.as_str(), 80).await;
+    // A describe within the consistency window of the write may lag behind it, so the rule counts
+    // as open until the window is over.
+    let begun = Instant::now();
+    while seen(&ec2, ONE).await.owned != tcp(&[81]) {
+        assert!(begun.elapsed() < HANG, "our own write hides the revoke");
+    }
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]), "the revoke stays visible");
 }

@@ -258,7 +258,8 @@ mod tests {
         assert!(Ec2Args::default().refuse_all().is_ok());
     }
 
-    /// The address of a store with TLS has no CA of its own; that of the controller's store is used.
+    /// The address of a store with TLS has no CA of its own; that of the controller's store is
+    /// used.
     #[test]
     fn the_token_in_user_data_names_the_ca_of_a_store_with_tls() {
         let key = PrivateKey::generate().unwrap();

@@ -1,5 +1,5 @@
-//! Options for a machine's own firewall, for `machine`, `up` and `demo`: which rules it manages, and
-//! the ports that stay open.
+//! Options for a machine's own firewall, for `machine`, `up` and `demo`: which rules it manages,
+//! and the ports that stay open.
 
 use std::net::SocketAddr;
 

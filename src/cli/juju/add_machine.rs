@@ -1,5 +1,5 @@
-//! `juju add-machine`: adds a machine that the controller launches, an existing instance, or a plain
-//! machine.
+//! `juju add-machine`: adds a machine that the controller launches, an existing instance, or a
+//! plain machine.
 
 use crate::cli::args::environment::{Globals, Target};
 use crate::cli::error::{Usage, parse_arg};
@@ -12,12 +12,12 @@ pub(super) struct Args {
     /// Existing instance to use; it is never terminated [default: the controller launches one]
     #[arg(long, value_name = "ID")]
     instance_id: Option<String>,
-    /// Name of the machine: lower-case letters, digits, '-' and '.', at most 63 characters [default:
-    /// its number]
+    /// Name of the machine: lower-case letters, digits, '-' and '.', at most 63 characters
+    /// [default: its number]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Address of a machine that exists already, so that no controller launches it [default: the one
-    /// that its agent reports]
+    /// Address of a machine that exists already, so that no controller launches it [default: the
+    /// one that its agent reports]
     #[arg(long, value_name = "ADDR", conflicts_with = "instance_id")]
     address: Option<String>,
 }

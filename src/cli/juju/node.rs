@@ -8,8 +8,8 @@ use crate::cli::node::{self, Action, Options, Through};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Message bus of a manager to use instead of the environment's manager: system, user or a D-Bus
-    /// address
+    /// Message bus of a manager to use instead of the environment's manager: system, user or a
+    /// D-Bus address
     #[arg(long, global = true, value_name = "BUS")]
     bus: Option<String>,
     #[command(flatten)]

@@ -69,8 +69,8 @@ pub(super) struct Args {
     /// EC2 settings file of the controller: see `portcullis controller --help`
     #[arg(long, value_name = "FILE")]
     ec2_settings: Option<PathBuf>,
-    /// Configuration file of a manager without an environment, or of an agent [default for an agent:
-    /// /etc/portcullis/agent.conf, with --user $XDG_CONFIG_HOME/portcullis/agent.conf]
+    /// Configuration file of a manager without an environment, or of an agent [default for an
+    /// agent: /etc/portcullis/agent.conf, with --user $XDG_CONFIG_HOME/portcullis/agent.conf]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]

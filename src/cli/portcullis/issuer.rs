@@ -19,7 +19,7 @@ use crate::runtime::clock::wall_ms;
 use crate::runtime::service::{OnEnd, Service, stopped};
 use crate::store::ZkTree;
 
-/// Time between two checks of the certificates' age.
+/// Time between two checks of the age of certificates, and of the addresses of the host.
 const CHECK: Duration = Duration::from_secs(3600);
 
 /// Starts the role with a session of its own. Without the key, it issues no certificates.
@@ -79,17 +79,22 @@ async fn issue(
     let for_roles = Authority::load(authority.certificate(), authority.key())?;
     let ended = tokio::select! {
         ended = Issuer::new(tree.clone(), authority, wall_ms).run(stop) => ended,
-        never = renew_roles(target, &for_roles) => match never {},
+        never = check_hourly("of the operator and the controller", || {
+            authority::issue_to_roles(&target.config, &target.environment, &for_roles)
+        }) => match never {},
     };
     ended.context("certificates are not issued")
 }
 
-/// Renews the certificates of the operator and the controller before they expire.
-async fn renew_roles(target: &Target, authority: &Authority) -> Infallible {
+/// Runs `renew` now and every hour, which renews certificates before they expire.
+pub(super) async fn check_hourly(
+    certificate: &str,
+    mut renew: impl FnMut() -> anyhow::Result<()>,
+) -> Infallible {
     loop {
-        if let Err(error) = authority::issue_to_roles(&target.config, &target.environment, authority) {
+        if let Err(error) = renew() {
             let problem = format!("{error:#}");
-            warn!(problem, "certificates of the operator and the controller cannot be renewed");
+            warn!(certificate, problem, "certificate cannot be renewed");
         }
         tokio::time::sleep(CHECK).await;
     }
@@ -132,7 +137,9 @@ mod tests {
             tokio::time::sleep(CHECK).await;
         };
         tokio::select! {
-            never = renew_roles(&target, &authority) => match never {},
+            never = check_hourly("of roles", || {
+                authority::issue_to_roles(&target.config, &target.environment, &authority)
+            }) => match never {},
             () = work => {}
         }
         let renewed = installed();

@@ -4,21 +4,18 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::cli::authority::issue_if_due;
+use crate::cli::portcullis::issuer::check_hourly;
 use crate::identity::files::MachineIdentity;
 use crate::net::tls::authority::{Authority, Names};
 use crate::net::tls::{ClientAuth, ServerFiles, ServerTls};
 use crate::runtime::clock::utc;
 use crate::runtime::service::{OnEnd, Service, stopped};
 use crate::runtime::trusted_path;
-
-/// Time between two checks of the host's addresses and of the certificate's age.
-const CHECK: Duration = Duration::from_secs(3600);
 
 pub(super) struct ListenerCertificate {
     files: MachineIdentity,
@@ -78,15 +75,9 @@ impl ListenerCertificate {
     /// Keeps the certificate valid while the process runs.
     pub(super) fn start_renewal(self, service: &mut Service<anyhow::Error>) {
         service.start(self.role, OnEnd::Continue, |mut stop| async move {
-            loop {
-                tokio::select! {
-                    () = stopped(&mut stop) => return Ok(()),
-                    () = tokio::time::sleep(CHECK) => {}
-                }
-                if let Err(error) = self.renew() {
-                    let problem = format!("{error:#}");
-                    warn!(role = self.role, problem, "certificate of the listener cannot be renewed");
-                }
+            tokio::select! {
+                () = stopped(&mut stop) => Ok(()),
+                never = check_hourly(self.role, || self.renew()) => match never {},
             }
         });
     }

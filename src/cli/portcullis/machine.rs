@@ -47,9 +47,9 @@ use crate::runtime::metrics::Registry;
 use crate::runtime::reconcile::STORE_PAUSE;
 use crate::runtime::service::{OnEnd, Service, stopped, until_stopped};
 use crate::runtime::trusted_path;
-use crate::store::ZkTree;
 use crate::store::lease::Lease;
 use crate::store::rollback::RollbackGuard;
+use crate::store::{Identity, ZkTree};
 use crate::unit::host::UnitHost;
 use crate::unit::{machine_problem, supervisor};
 
@@ -67,9 +67,9 @@ pub(super) struct Args {
     /// is shown [default: those of the network interfaces]
     #[arg(long, value_name = "ADDR")]
     address: Vec<String>,
-    /// Remove the machine's units, their processes, its firewall table and its credentials from this
-    /// host, and exit. The store is not used. The machine file names the directories, and is also
-    /// looked for below /etc/portcullis
+    /// Remove the machine's units, their processes, its firewall table and its credentials from
+    /// this host, and exit. The store is not used. The machine file names the directories, and is
+    /// also looked for below /etc/portcullis
     #[arg(long)]
     leave: bool,
     /// Tracker to send beats to, http://HOST:PORT or https://HOST:PORT; may be repeated, and the
@@ -277,9 +277,23 @@ impl MachineAgent {
         self
     }
 
+    async fn claim(&mut self, identity: &Identity) -> anyhow::Result<MachineClaim> {
+        Ok(MachineClaim {
+            machine: self.id,
+            acl: self.file.roles.machine_agent(identity),
+            holder: holder()?,
+            resync: self.resync,
+            host: Some(HostReport {
+                acl: self.file.roles.machine_host(identity),
+                given: std::mem::take(&mut self.addresses),
+                preferred: address_toward(&self.file.address).await,
+            }),
+        })
+    }
+
     /// Runs until the role is asked to stop, or fails in a way that a retry does not cure. Open
     /// ports stay open.
-    pub(super) async fn run(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
         // The machine may be up before its store is.
         let connect = || ZkTree::connect(&self.file.address, Some(&self.file.credential)).map_err(Into::into);
         let tree = tokio::select! {
@@ -287,17 +301,7 @@ impl MachineAgent {
             () = stopped(&mut stop) => return Ok(()),
         };
         let identity = self.file.credential.identity();
-        let claim = MachineClaim {
-            machine: self.id,
-            acl: self.file.roles.machine_agent(&identity),
-            holder: holder()?,
-            resync: self.resync,
-            host: Some(HostReport {
-                acl: self.file.roles.machine_host(&identity),
-                given: self.addresses,
-                preferred: address_toward(&self.file.address).await,
-            }),
-        };
+        let claim = self.claim(&identity).await?;
         let firewall = match self.firewall {
             Some(LocalFirewall { table, dry, kind }) => {
                 let nftables = Nftables::new(number(self.id), table);

@@ -1,5 +1,5 @@
-//! The agent of a node inside `portcullis machine` and `up`: it connects the systemd of this machine
-//! with the manager of the environment. The work is in `fleet::agent`.
+//! The agent of a node inside `portcullis machine` and `up`: it connects the systemd of this
+//! machine with the manager of the environment. The work is in `fleet::agent`.
 
 #[cfg(feature = "fleet")]
 mod run;
@@ -19,8 +19,9 @@ const SYSTEMD_RUNS: &str = "/run/systemd/system";
 /// The options of an agent inside another role.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(super) struct SystemdArgs {
-    /// systemd of this machine that the environment's manager controls: `system`, `user`, an address
-    /// of D-Bus, or `none` [default: system, for root on a machine that runs systemd; else none]
+    /// systemd of this machine that the environment's manager controls: `system`, `user`, an
+    /// address of D-Bus, or `none` [default: system, for root on a machine that runs systemd; else
+    /// none]
     #[arg(long, value_name = "BUS")]
     systemd: Option<String>,
 }

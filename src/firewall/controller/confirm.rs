@@ -2,9 +2,9 @@
 //! wrongly appears empty is indistinguishable from one in which every service was unexposed. A view
 //! is therefore checked as a whole: against all rules that it would close on all machines, even if
 //! few machines can be read at a time. Otherwise a close is sent only if two consecutive reads ask
-//! for it. The thresholds are in `plan`. A close also waits if the exposed flag that allowed the port
-//! was not removed by `juju unexpose`: a client that deletes a service, or all of them, removes its
-//! flag first.
+//! for it. The thresholds are in `plan`. A close also waits if the exposed flag that allowed the
+//! port was not removed by `juju unexpose`: a client that deletes a service, or all of them,
+//! removes its flag first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -206,8 +206,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         }
     }
 
-    /// Whether flags or services have vanished since the earlier view: a client may still be deleting
-    /// all services, and reaches the record of this one later.
+    /// Whether flags or services have vanished since the earlier view: a client may still be
+    /// deleting all services, and reaches the record of this one later.
     fn services_vanish(&self) -> bool {
         let (Some(first), Some(view)) = (self.confirmation.first_view(), &self.view) else { return false };
         view.lost_flags.iter().any(|id| matches!(first.services.get(id), Some(Exposure::To(_))))

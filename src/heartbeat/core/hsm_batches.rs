@@ -82,8 +82,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The meaning of a status for the components of a call. Statuses about authentication, limits or
-    /// failures of the server say nothing about them.
+    /// The meaning of a status for the components of a call. Statuses about authentication, limits
+    /// or failures of the server say nothing about them.
     pub fn of(status: u16) -> Self {
         match status {
             200 | 202 | 204 => Self::Accepted,

@@ -23,10 +23,10 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The numbers of a judge that starts at this wall-clock time. They are higher than `known`, the
-    /// highest number that it has read, and higher than all that earlier judges gave: a restored
-    /// store has lost some of those, and with them every record that they were given. If the wall
-    /// clock is slow, `known` alone decides.
+    /// The numbers of a judge that starts at this wall-clock time. They are higher than `known`,
+    /// the highest number that it has read, and higher than all that earlier judges gave: a
+    /// restored store has lost some of those, and with them every record that they were given. If
+    /// the wall clock is slow, `known` alone decides.
     pub fn above(known: u64, wall_ms: u64) -> Self {
         let known = if mutant!(RepeatsNumbers) { 0 } else { known };
         let wall_ms = if mutant!(NumbersFromStoreOnly) { 0 } else { wall_ms };

@@ -21,8 +21,8 @@ use super::fast_path::now;
 use super::framing::{self, BodyLength, Expect, Invalid};
 use super::message::{BodyError, Reply, Request, Wire};
 use super::server::{Caller, Endpoint, Handler, Limits, TOO_SLOW};
-use crate::net::listener::stopped;
 use crate::net::tls::refused_client::{TLS_HANDSHAKE, UNEXPECTED_TLS};
+use crate::runtime::service::stopped;
 
 /// Header fields of a request.
 const MAX_HEADERS: usize = 100;

@@ -22,7 +22,7 @@ use super::exchange::poll_received;
 use super::framing::{self, BodyLength};
 use super::message::{Reply, Request, Wire};
 use super::server::{Handler, Limits, TOO_SLOW};
-use crate::net::listener::stopped;
+use crate::runtime::service::stopped;
 
 /// Header fields of a request on the fast path.
 const MAX_HEADERS: usize = 24;

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 use tracing::debug;
 
-use crate::net::listener::stopped;
 use crate::net::tls::ServerTls;
+use crate::runtime::service::stopped;
 
 /// Returns the connection and the client's certificate in DER form, if it presented one; none if
 /// the handshake fails or the server stops.

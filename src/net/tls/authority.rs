@@ -1,6 +1,6 @@
-//! The certificate authority of an environment: a CA certificate and its key. It issues certificates
-//! for public keys, with given names and a given validity; the caller decides which names a key may
-//! have. Times are arguments, in milliseconds since 1970. Pure.
+//! The certificate authority of an environment: a CA certificate and its key. It issues
+//! certificates for public keys, with given names and a given validity; the caller decides which
+//! names a key may have. Times are arguments, in milliseconds since 1970. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;

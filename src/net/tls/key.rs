@@ -24,7 +24,8 @@ impl PrivateKey {
     }
 
     /// # Errors
-    /// If the text is not a private key of the type ECDSA P-256. The error does not contain the text.
+    /// If the text is not a private key of the type ECDSA P-256. The error does not contain the
+    /// text.
     pub fn parse(pem: &str) -> Result<Self, AuthorityError> {
         let key = Self(pem.to_owned());
         key.pair().map(|_| key)

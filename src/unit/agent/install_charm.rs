@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tracing::debug;
 
-use super::{Agent, Error, Seen, chain};
-use crate::model::CharmHash;
+use super::{Agent, Error, Seen};
+use crate::model::{CharmHash, error_chain};
 use crate::runtime::atomic_file::build_aside;
 use crate::store;
 use crate::store::records::CHARM_HASH;
@@ -37,7 +37,7 @@ impl<T: Tree> Agent<'_, T> {
         let bytes = match self.fetch(&hash).await {
             Ok(bytes) => bytes,
             Err(Error::Store(error)) if error.is_transient() => return Err(error.into()),
-            Err(error) => return Ok(Err(format!("its charm cannot be fetched: {}", chain(&error)))),
+            Err(error) => return Ok(Err(format!("its charm cannot be fetched: {}", error_chain(&error)))),
         };
         let entries = match archive::unpack(&bytes) {
             Ok(entries) => entries,

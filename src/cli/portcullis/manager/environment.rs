@@ -1,6 +1,6 @@
 //! The manager of an environment as a role: of `portcullis manager`, and beside other roles in
-//! `controller` and `up` with `--fleet`. This file connects the listener, the certificate, the store
-//! and the bus; the work is in `fleet`.
+//! `controller` and `up` with `--fleet`. This file connects the listener, the certificate, the
+//! store and the bus; the work is in `fleet`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;

@@ -165,7 +165,8 @@ pub(super) fn bind_unix(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Reads the configuration file again after each SIGHUP. A file that cannot be used changes nothing.
+/// Reads the configuration file again after each SIGHUP. A file that cannot be used changes
+/// nothing.
 async fn reload(
     manager: Manager,
     path: PathBuf,
