@@ -11,7 +11,7 @@ pub(crate) fn name(number: usize) -> String {
     format!("x{}c{}s{}b{}n{}", number / 1024, number / 256 % 4, number / 32 % 8, number / 16 % 2, number % 16)
 }
 
-fn request(number: usize) -> Vec<u8> {
+pub(crate) fn request(number: usize) -> Vec<u8> {
     let body = format!(
         "{{\"Component\":\"{}\",\"Hostname\":\"nid{number:06}\",\"NID\":\"{number}\",\"Status\":\"OK\",\
          \"Timestamp\":\"2026-01-01T00:00:00Z\"}}",

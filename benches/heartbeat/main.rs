@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/harness/authority.rs"]
+mod authority;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 mod load;
@@ -11,6 +13,7 @@ mod load;
 #[path = "../../tests/heartbeat/manager.rs"]
 mod manager;
 mod measure;
+mod paced;
 #[allow(dead_code)]
 #[path = "../../tests/heartbeat/process.rs"]
 mod process;
@@ -43,7 +46,8 @@ fn main() -> std::io::Result<()> {
             "warning: the load is {busy} before we begin; what follows tells of the neighbours, too"
         )?;
     }
-    let measures: [(&str, Measure); 8] = [
+    let measures: [(&str, Measure); 9] = [
+        ("tls", paced::tls),
         ("beats", measure::beats),
         ("memory", measure::memory),
         ("process", measure::process),

@@ -16,7 +16,7 @@ use crate::manager::Manager;
 use crate::process::{Client, Site, Tracker, field, serve, serve_manager};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-const NAMES: usize = 10_000;
+pub(crate) const NAMES: usize = 10_000;
 
 /// Returns the user and system time of a process so far.
 fn cpu_parts(pid: u32) -> (Duration, Duration) {
@@ -26,7 +26,7 @@ fn cpu_parts(pid: u32) -> (Duration, Duration) {
     (time(fields[11]), time(fields[12]))
 }
 
-fn cpu(pid: u32) -> Duration {
+pub(crate) fn cpu(pid: u32) -> Duration {
     let (own, kernel) = cpu_parts(pid);
     own + kernel
 }
@@ -45,7 +45,7 @@ fn metric(tracker: &Tracker, name: &str) -> u64 {
 }
 
 /// Sends one beat for each name, as fast as a relay can.
-fn beat_all(tracker: &Tracker, names: usize) {
+pub(crate) fn beat_all(tracker: &Tracker, names: usize) {
     let mut client = Client::connect(tracker.addr).unwrap();
     for first in (0..names).step_by(5_000) {
         let body = relay_body(first..(first + 5_000).min(names));

@@ -1,8 +1,8 @@
 //! The client that loads both servers: one connection, a fixed number of requests in flight, and no
 //! work except counting replies. It does not interpret the numbers.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::harness::wire::{Client, Create, Put, create_body, op, set_body};
@@ -51,6 +51,13 @@ pub(crate) fn prepare(addr: SocketAddr, load: &Load) {
 
 pub(crate) fn run(addr: SocketAddr, load: &Load) -> Ran {
     let mut client = Client::connect(addr);
+    let ran = drive(&mut client.stream, load);
+    client.close();
+    ran
+}
+
+/// Sends the load over a connection that has a session.
+pub(crate) fn drive(stream: &mut (impl Read + Write), load: &Load) -> Ran {
     let data = vec![b'x'; load.bytes];
     let mut sent = Vec::with_capacity(load.count);
     let mut times = Vec::with_capacity(load.count);
@@ -62,14 +69,13 @@ pub(crate) fn run(addr: SocketAddr, load: &Load) -> Ran {
             request(&mut out, sent.len(), load, &data);
             sent.push(Instant::now());
         }
-        client.stream.write_all(&out).expect("sent");
-        for _ in 0..replies.receive(&mut client.stream) {
+        stream.write_all(&out).expect("sent");
+        stream.flush().expect("sent");
+        for _ in 0..replies.receive(stream) {
             times.push(sent[times.len()].elapsed());
         }
     }
-    let wall = start.elapsed();
-    client.close();
-    Ran { wall, times }
+    Ran { wall: start.elapsed(), times }
 }
 
 fn request(out: &mut Vec<u8>, number: usize, load: &Load, data: &[u8]) {
@@ -93,7 +99,7 @@ struct Replies {
 impl Replies {
     /// Waits for bytes and returns the number of replies that they complete. Panics on an error
     /// reply.
-    fn receive(&mut self, stream: &mut TcpStream) -> usize {
+    fn receive(&mut self, stream: &mut impl Read) -> usize {
         let count = stream.read(&mut self.buffer).expect("a reply");
         assert!(count > 0, "the server hung up");
         self.bytes.extend_from_slice(&self.buffer[..count]);

@@ -1,13 +1,17 @@
 //! `cargo bench-keeper`: the keeper compared with Apache ZooKeeper, under load from the same
 //! client. Starts each in turn and prints the results, their ratio and the goal. Takes several
-//! minutes; needs an otherwise idle machine, Java, and Debian's package `zookeeper`.
+//! minutes; needs an otherwise idle machine, Java, and Debian's package `zookeeper`. `cargo
+//! bench-keeper tls` measures both over TLS only.
 
+#[path = "../../tests/harness/authority.rs"]
+mod authority;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 
 mod load;
 mod measure;
 mod report;
+mod tls;
 
 use std::io::Write as _;
 
@@ -22,6 +26,11 @@ fn main() -> std::io::Result<()> {
         // Observed: under load from other processes, a bare fdatasync takes a scheduler tick, 4 ms
         // instead of 0.2 ms.
         writeln!(out, "warning: the load is {busy} before we begin; latencies below tell of the neighbours")?;
+    }
+    writeln!(out, "measuring both over TLS ...")?;
+    tls::print(&mut out)?;
+    if std::env::args().any(|arg| arg == "tls") {
+        return Ok(());
     }
     writeln!(out, "measuring Apache ZooKeeper ...")?;
     let zookeeper: Figures = measure::all(Kind::ZooKeeper);

@@ -11,8 +11,8 @@ pub(crate) const IN_FLIGHT: [usize; 3] = [1, 64, 512];
 pub(crate) const SIZES: [usize; 2] = [100, 1_000];
 pub(crate) const SESSIONS: usize = 1_000;
 pub(crate) const ZNODES: usize = 100_000;
-const ENOUGH_CPU: Duration = Duration::from_millis(400);
-const MAX_ROUNDS: usize = 4;
+pub(crate) const ENOUGH_CPU: Duration = Duration::from_millis(400);
+pub(crate) const MAX_ROUNDS: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Throughput {
@@ -186,7 +186,7 @@ fn fan_out(store: &Store) -> (Duration, Duration) {
 }
 
 /// Returns the user and system time of the process so far, in the kernel's ticks of 10 ms.
-fn cpu(pid: u32) -> Duration {
+pub(crate) fn cpu(pid: u32) -> Duration {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running server");
     let (_, fields) = text.rsplit_once(") ").expect("the end of the name");
     let ticks: u64 =

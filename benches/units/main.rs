@@ -3,8 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/harness/authority.rs"]
+mod authority;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
+mod hook_tools;
 mod machine;
 #[allow(dead_code)]
 #[path = "../../tests/cli/operator.rs"]
@@ -27,14 +30,18 @@ fn main() -> std::io::Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
     writeln!(out, "load before we begin: {}", load.trim())?;
     let mut rows = Vec::new();
+    let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     for (name, measure) in [
-        ("deploy", deploys as fn() -> Vec<Row>),
+        ("tools", hook_tools::measure as fn() -> Vec<Row>),
+        ("deploy", deploys),
         ("expose", exposes),
         ("many", many),
         ("many that print", many_that_print),
     ] {
-        writeln!(out, "measuring {name} ...")?;
-        rows.extend(measure());
+        if wanted.as_deref().is_none_or(|wanted| wanted == name) {
+            writeln!(out, "measuring {name} ...")?;
+            rows.extend(measure());
+        }
     }
     for (what, ours, goal, met) in rows {
         writeln!(out, "{what:<58} {ours:>30} {goal:>12}{}", if met { "" } else { "  MISSED" })?;
