@@ -10,6 +10,7 @@ use zbus::Message;
 use zbus::message::Flags;
 
 use crate::fleet::dbus::names;
+use crate::mutant;
 
 /// A request to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +57,7 @@ impl Requests {
     pub(super) fn add(&self, request: Request) {
         let mut waiting = self.lock();
         match request {
+            Request::CancelJob(_) if mutant!(CancellationsNotSent) => {}
             Request::CancelJob(id) => {
                 waiting.jobs.insert(id);
             }

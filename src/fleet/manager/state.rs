@@ -21,6 +21,7 @@ use crate::fleet::manager::agent::{Link, check_proof};
 use crate::fleet::monitor::{self, Monitors};
 use crate::fleet::name::NodeName;
 use crate::model::OperatorName;
+use crate::mutant;
 use crate::runtime::clock::wall_ms;
 
 /// `LastSeenTimestamp` of an online node is updated at most this often.
@@ -171,7 +172,8 @@ impl State {
         let silent_ms =
             u64::try_from(lost.activity.last_received().elapsed().as_millis()).unwrap_or(u64::MAX);
         node.last_seen_us = wall_ms().saturating_sub(silent_ms) * 1_000;
-        let ended = self.jobs.node_lost(name, Instant::now());
+        let ended =
+            if mutant!(JobsOfLostNodesKept) { Vec::new() } else { self.jobs.node_lost(name, Instant::now()) };
         let starts = self.job_effects(ended);
         self.monitors.node_lost(name);
         self.send_monitor_signals();
@@ -212,6 +214,10 @@ impl State {
                 job::Effect::JobRemoved { removed, took } => {
                     let job::Removed { id, node, systemd_unit, result, .. } = removed;
                     self.ended.push((result, took));
+                    if mutant!(CancelledJobsEndTwice) && result == JobResult::Cancelled {
+                        let (node, unit) = (node.as_str(), systemd_unit.as_str());
+                        self.manager_signal("JobRemoved", &(id, job_path(id), node, unit, result.as_str()));
+                    }
                     self.manager_signal(
                         "JobRemoved",
                         &(id, job_path(id), node.as_str(), systemd_unit.as_str(), result.as_str()),
@@ -260,6 +266,9 @@ impl State {
 
     /// Handles the disconnection of a client of the bus, or of an operator.
     pub(super) fn client_lost(&mut self, owner: &Owner) {
+        if mutant!(MonitorsOfLostClientsKept) {
+            return;
+        }
         let effects = self.monitors.close_all(owner);
         self.monitor_effects(effects);
     }
