@@ -121,6 +121,7 @@ impl World {
         self.nodes.get_mut(name).expect("a node")
     }
 
+    #[allow(clippy::print_stdout)]
     pub(crate) fn note(&mut self, event: &'static str, about: &str) {
         *self.coverage.events.entry(event).or_default() += 1;
         if self.log {

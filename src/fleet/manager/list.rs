@@ -75,7 +75,7 @@ impl Manager {
         for (name, body) in &bodies {
             match body.deserialize::<Vec<(&str, &str)>>() {
                 Ok(listed) => {
-                    rows.extend(listed.into_iter().map(|(file, state)| (name.as_str(), file, state)))
+                    rows.extend(listed.into_iter().map(|(file, state)| (name.as_str(), file, state)));
                 }
                 Err(error) => failed(name, error),
             }
