@@ -165,6 +165,24 @@ mutants!(
     RefusedPortBlocksOthers,
     /// Adjacent ports are merged only after a group is full, which closes a wanted port meanwhile.
     PortsJoinedOnlyWhenFull,
+    /// Fleet: the jobs of a lost node do not end.
+    JobsOfLostNodesKept,
+    /// Fleet: the result of a job that arrives before its acceptance is ignored.
+    EarlyResultsIgnored,
+    /// Fleet: a job that waits behind another one is never sent to its node.
+    WaitingJobsNeverSent,
+    /// Fleet: the end of a cancelled job is reported twice.
+    CancelledJobsEndTwice,
+    /// Fleet: a running job is not cancelled on its node.
+    CancellationsNotSent,
+    /// Fleet: an agent that connects again gets no subscriptions.
+    NoSubscriptionsAfterReconnect,
+    /// Fleet: the monitors of a client that has left remain.
+    MonitorsOfLostClientsKept,
+    /// Fleet: an agent without a manager stays subscribed to systemd.
+    WatchesWithoutManager,
+    /// Fleet: the job that stops a unit is sent to its node twice.
+    JobsSentTwice,
 );
 
 impl Mutant {
@@ -178,6 +196,19 @@ impl Mutant {
         Mutant::RepeatsNumbers,
         Mutant::NumbersFromStoreOnly,
         Mutant::ForgetsLateCalls,
+    ];
+
+    /// Bugs in the fleet, which the simulator of the fleet has to find.
+    pub const FLEET: &[Mutant] = &[
+        Mutant::JobsOfLostNodesKept,
+        Mutant::EarlyResultsIgnored,
+        Mutant::WaitingJobsNeverSent,
+        Mutant::CancelledJobsEndTwice,
+        Mutant::CancellationsNotSent,
+        Mutant::NoSubscriptionsAfterReconnect,
+        Mutant::MonitorsOfLostClientsKept,
+        Mutant::WatchesWithoutManager,
+        Mutant::JobsSentTwice,
     ];
 }
 

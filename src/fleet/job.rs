@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::dbus::values::{JobMode, JobResult, JobState, JobType};
 use super::name::NodeName;
+use crate::mutant;
 
 /// The maximum number of jobs at the same time. Further ones are refused.
 pub const MAX_JOBS: usize = 10_000;
@@ -235,6 +236,7 @@ where
         if let Some(job) = self.jobs.get_mut(&id).filter(|job| job.node == *node) {
             match &mut job.phase {
                 Phase::Queued(_) => {}
+                Phase::Sent { .. } if mutant!(EarlyResultsIgnored) => {}
                 Phase::Sent { result: early } => *early = Some(early.unwrap_or(result)),
                 Phase::Accepted => self.remove(id, result, now, &mut effects),
             }
@@ -319,7 +321,9 @@ where
         let next = self.leave_slot(&node, &systemd_unit, id);
         let removed = Removed { id, node, systemd_unit, kind, result };
         effects.push(Effect::JobRemoved { removed, took: now - since });
-        if let Some(next) = next {
+        if let Some(next) = next
+            && !mutant!(WaitingJobsNeverSent)
+        {
             self.run(next, effects);
         }
     }

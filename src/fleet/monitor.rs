@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::dbus::values::Reason;
 use super::name::NodeName;
 use crate::model::Glob;
+use crate::mutant;
 pub use wanted::MAX_PATTERNS;
 use wanted::Wanted;
 
@@ -353,6 +354,9 @@ impl<O: Clone + Eq> Monitors<O> {
     /// The agent of a node registered: it reports everything that subscriptions ask for.
     pub fn node_online(&mut self, node: &NodeName) -> Vec<Effect> {
         self.online.insert(node.clone());
+        if mutant!(NoSubscriptionsAfterReconnect) {
+            return Vec::new();
+        }
         let subscribe =
             |pattern: &String| Effect::SubscribeOnNode { node: node.clone(), pattern: pattern.clone() };
         self.wanted.on(node).into_iter().map(subscribe).collect()

@@ -125,6 +125,29 @@ fn the_demo_shows_a_port_refused_then_open_then_refused() {
     let newcomer = Newcomer::with_everything();
     let shown = output_of(&mut newcomer.demo(&["env"]));
     shows_all_steps(&shown);
+    // A unit on each of two nodes is started, watched and stopped.
+    in_order(
+        &shown.stdout,
+        &[
+            "# Two nodes,",
+            "$ portcullis manager ",
+            "listening on 127.0.0.1:",
+            "$ portcullis agent --name n1 ",
+            "$ portcullis agent --name n2 ",
+            " list\n",
+            " start n1 hello.service\n",
+            " start n2 hello.service\n",
+            " monitor * hello.service\n",
+            " stop n1 hello.service\n",
+            " stop n2 hello.service\n",
+            "# Done.",
+        ],
+    );
+    let (_, watched) = shown.stdout.split_once(" monitor * hello.service\n").unwrap();
+    for node in ["n1", "n2"] {
+        let is_change = |line: &&str| line.contains(&format!("{node} ")) && line.contains("inactive");
+        assert!(watched.lines().any(|line| is_change(&line)), "{watched}");
+    }
     says_what_the_tutorial_says(&shown.stdout.replace(newcomer.tmp().to_str().unwrap(), "/tmp"));
     newcomer.left_nothing();
 }
@@ -134,7 +157,11 @@ fn the_demo_needs_no_privileges() {
     let newcomer = Newcomer::with_everything();
     chown(newcomer.tmp(), Some(NOBODY), Some(NOBODY)).unwrap();
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    shows_all_steps(&output_of(&mut newcomer.demo(&nobody)));
+    let shown = output_of(&mut newcomer.demo(&nobody));
+    shows_all_steps(&shown);
+    // This user may create no control groups.
+    let lines = shown.stdout.lines().filter(|line| line.starts_with("# Nodes with a systemd of their own"));
+    assert_eq!(lines.count(), 1, "{}", shown.stdout);
     newcomer.left_nothing();
 }
 
@@ -202,7 +229,7 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
 fn cargo_demo_shows_compile_progress() {
     let config = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/.cargo/config.toml")).unwrap();
     let alias = config.lines().find(|line| line.starts_with("demo = ")).expect("the alias");
-    assert_eq!(alias, "demo = \"run --no-default-features --bin portcullis -- demo\"");
+    assert_eq!(alias, "demo = \"run --no-default-features --features fleet --bin portcullis -- demo\"");
 }
 
 /// Each line of the transcript in the tutorial is one of the demo's, in the same order. Numbers of

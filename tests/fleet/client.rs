@@ -33,6 +33,8 @@ struct Record {
     removed: Vec<Signal>,
     /// How often the manager has lost its name on the bus.
     ends: usize,
+    /// How often a node went offline.
+    offline: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -102,6 +104,11 @@ impl Client {
             }
         })
         .await
+    }
+
+    /// Returns how often a manager has reported that a node went offline.
+    pub(crate) fn times_offline(&self) -> usize {
+        self.record.lock().unwrap().offline
     }
 
     /// Returns names and states of all nodes; none while no manager is on the bus.
@@ -178,6 +185,10 @@ fn note(record: &mut Record, message: &Message) {
                 unit,
                 result,
             });
+        }
+        Some("NodeConnectionStateChanged") => {
+            let (_, status): (String, String) = message.body().deserialize().unwrap();
+            record.offline += usize::from(status == "offline");
         }
         Some("NameOwnerChanged") => {
             let (name, old, _): (String, String, String) = message.body().deserialize().unwrap();

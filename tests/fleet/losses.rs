@@ -137,15 +137,77 @@ impl Numbers {
         all[usize::try_from(self.below(all.len() as u64)).unwrap()]
     }
 
-    /// The duration of a disturbance, or the time until the next.
-    async fn pause(&mut self) {
-        tokio::time::sleep(Duration::from_millis(self.below(1_000))).await;
+    /// Waits for the duration of a disturbance, or until the next one.
+    async fn pause(&mut self, length: Length) {
+        let ms = match length {
+            Length::Short => self.below(1_000),
+            Length::Long => 6_000 + self.below(3_000),
+        };
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Length {
+    Short,
+    /// The node may be offline before the end, or may not.
+    Long,
+}
+
+#[derive(Clone, Copy)]
+enum Disturbance {
+    CutLink(Length),
+    StopAgent(Length),
+    KillAgent,
+    KillManager,
+    TerminateManager,
+    Reboot,
+}
+
+/// Disturbances of every run. Random ones follow.
+const FIRST: [Disturbance; 7] = [
+    Disturbance::CutLink(Length::Long),
+    Disturbance::KillManager,
+    Disturbance::StopAgent(Length::Long),
+    Disturbance::TerminateManager,
+    Disturbance::Reboot,
+    Disturbance::CutLink(Length::Long),
+    Disturbance::StopAgent(Length::Long),
+];
+const RANDOM: [Disturbance; 5] = [
+    Disturbance::CutLink(Length::Short),
+    Disturbance::StopAgent(Length::Short),
+    Disturbance::KillAgent,
+    Disturbance::KillAgent,
+    Disturbance::KillManager,
+];
+
+impl Disturbance {
+    async fn execute(self, world: &mut World, numbers: &mut Numbers) {
+        let at = usize::try_from(numbers.below(NODES.len() as u64)).unwrap();
+        let node = &mut world.nodes[at];
+        match self {
+            Self::CutLink(length) => {
+                node.cut();
+                numbers.pause(length).await;
+                node.heal();
+            }
+            Self::StopAgent(length) => {
+                kill(node, "agent.service", "STOP");
+                numbers.pause(length).await;
+                kill(node, "agent.service", "CONT");
+            }
+            Self::KillAgent => kill(node, "agent.service", "KILL"),
+            Self::KillManager => kill(&world.manager, "manager.service", "KILL"),
+            Self::TerminateManager => kill(&world.manager, "manager.service", "TERM"),
+            Self::Reboot => node.reboot(),
+        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_flaps_lose_no_answer() {
-    let world = World::start().await;
+    let mut world = World::start().await;
     let client = world.client().await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let callers: Vec<_> = (0..9)
@@ -167,23 +229,11 @@ async fn random_flaps_lose_no_answer() {
         })
         .collect();
     let mut numbers = Numbers(0x2545_F491);
-    for _ in 0..20 {
-        let node = world.node(numbers.one_of(&NODES));
-        match numbers.below(5) {
-            0 => {
-                node.cut();
-                numbers.pause().await;
-                node.heal();
-            }
-            1 => {
-                kill(node, "agent.service", "STOP");
-                numbers.pause().await;
-                kill(node, "agent.service", "CONT");
-            }
-            2 => kill(&world.manager, "manager.service", "KILL"),
-            _ => kill(node, "agent.service", "KILL"),
-        }
-        numbers.pause().await;
+    for number in 0..20 {
+        let random = RANDOM[usize::try_from(numbers.below(RANDOM.len() as u64)).unwrap()];
+        let disturbance = FIRST.get(number).copied().unwrap_or(random);
+        disturbance.execute(&mut world, &mut numbers).await;
+        numbers.pause(Length::Short).await;
     }
     stop.send_replace(true);
     let mut answers = Vec::new();
@@ -192,6 +242,7 @@ async fn random_flaps_lose_no_answer() {
         answers.extend(caller.await.unwrap());
     }
     assert!(answers.contains(&result("done")) && answers.contains(&result("failed")), "{answers:?}");
+    assert!(client.times_offline() > 0, "no node was reported as offline");
     works(&world).await;
     client.all_jobs_have_ended_once().await;
 }

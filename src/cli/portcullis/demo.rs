@@ -1,10 +1,12 @@
-//! `portcullis demo`: deploys, exposes and unexposes a service, in a directory that is removed
-//! afterwards and, where the kernel allows it, in a private network with a real firewall. It runs
-//! the commands that an operator would type and shows them; this user's own settings are neither
-//! read nor written.
+//! `portcullis demo`: deploys, exposes and unexposes a service, and controls systemd on two nodes, in
+//! a directory that is removed afterwards and, where the kernel allows it, in a private network with
+//! a real firewall. It runs the commands that an operator would type and shows them; this user's own
+//! settings are neither read nor written.
 
 mod hook_tools;
 mod network;
+#[cfg(feature = "fleet")]
+mod nodes;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -169,7 +171,7 @@ async fn play(
     let charm = place.charm()?;
     story.juju(&["deploy", &charm.to_string_lossy()]).await?;
     let acted = tokio::select! {
-        acted = act(story, client) => acted,
+        acted = act(story, place, client) => acted,
         // An interrupted demo removes everything, too.
         signal = shutdown.asked() => Err(anyhow!("the demo was interrupted by {signal}")),
     };
@@ -177,7 +179,7 @@ async fn play(
     acted.and(destroyed)
 }
 
-async fn act(story: &juju::Transcript, client: &Arc<Client>) -> anyhow::Result<()> {
+async fn act(story: &juju::Transcript, place: &DemoDir, client: &Arc<Client>) -> anyhow::Result<()> {
     say(
         "# The machine runs the charm's hooks: install, then start, which serves a page on a free port and \
          opens it.",
@@ -206,6 +208,10 @@ async fn act(story: &juju::Transcript, client: &Arc<Client>) -> anyhow::Result<(
         fetch(client, port, Kind::Page, "Hello from").await?;
     }
     story.juju(&["status", "--format", "tabular"]).await?;
+    #[cfg(feature = "fleet")]
+    nodes::act(story, &place.0.join("nodes"), is_real).await?;
+    #[cfg(not(feature = "fleet"))]
+    say("# Nodes with systemd are not shown: this build has no fleet.")?;
     say("# Done. `portcullis up` starts an environment that stays.")
 }
 

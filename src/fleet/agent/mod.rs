@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
+use crate::mutant;
 use crate::runtime::backoff::doubling;
 use crate::runtime::service::stopped;
 
@@ -230,6 +231,9 @@ impl<C: UnitControl, S: Connector> Node<C, S> {
     /// Ends the subscriptions of a lost connection. Those of the next one take effect after this.
     fn stop_watching(&mut self) {
         while self.background.try_join_next().is_some() {}
+        if mutant!(WatchesWithoutManager) {
+            return;
+        }
         let watched = self.watched.clone();
         let mut ending = Box::pin(async move {
             if let Err(error) = watched.set(Subscriptions::default()).await {

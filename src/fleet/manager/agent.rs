@@ -40,9 +40,9 @@ pub(super) struct Link {
 }
 
 impl Manager {
-    /// Serves an accepted connection until it ends: as an agent, if its first message registers a
-    /// node in time, or as an operator.
-    pub(super) async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
+    /// Serves a connection until it ends: as an agent, if its first message registers a node in time,
+    /// or as an operator. `from` is the peer's address; the connection was accepted at `accepted`.
+    pub async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
         let operator = match &proof {
             Proof::Certificate { names, .. } => self.operator_with(names),
             Proof::LocalUser(user) => [0, self.0.own_user].contains(user).then_some(Operator::Permanent),

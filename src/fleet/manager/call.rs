@@ -2,23 +2,21 @@
 //! the caller, and answers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use zbus::message::{Flags, Header};
 use zbus::{DynamicType, Message, ObjectPath, Structure};
 
 use super::bus::Senders;
 use super::client::Owner;
-use super::node_call::{Payload, Start, call_error, forward};
+use super::node_call::{Payload, Start, forward};
 use super::object::{Object, Parent, job_path, monitor_path, node_path};
 use super::operator::Presence;
 use super::{Leadership, Manager, agent, properties};
 use crate::fleet::config::parse_log_level;
 use crate::fleet::dbus::api::{self, Interface, Method, MethodEffect};
 use crate::fleet::dbus::errors::{self, CallError};
-use crate::fleet::dbus::internal::AgentProxy;
 use crate::fleet::dbus::names::MAX_MESSAGE_BYTES;
-use crate::fleet::dbus::values::{AuxiliaryUnit, JobType, NodeUnitRow, Setting, UnitFileRow, UnitRow};
+use crate::fleet::dbus::values::{AuxiliaryUnit, JobType, Setting};
 use crate::fleet::job::{self, Request};
 use crate::fleet::monitor::{self, Scope};
 use crate::fleet::name::{BadName, NodeName, check_systemd_unit, check_systemd_unit_glob, escape};
@@ -27,8 +25,6 @@ use crate::runtime::logging;
 
 /// The largest message of a system bus with its default limits.
 const MAX_BUS_MESSAGE_BYTES: usize = 32 << 20;
-/// The time that each node has to list its units. A node that takes longer is left out.
-const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The client that makes a call.
 #[derive(Debug, Clone)]
@@ -234,8 +230,8 @@ impl Manager {
     async fn manager_call(&self, caller: &Caller, method: &Method, call: &Message) -> Answered {
         let (header, body) = (call.header(), call.body());
         match method.name {
-            "ListUnits" => reply(&header, &self.list_all_units().await),
-            "ListUnitFiles" => reply(&header, &self.list_all_unit_files().await),
+            "ListUnits" => self.list_units(&header).await.map(Answer::Reply),
+            "ListUnitFiles" => self.list_unit_files(&header).await.map(Answer::Reply),
             "ListNodes" => reply(&header, &self.list_nodes()),
             "ListProxies" => reply(&header, &self.list_proxies()),
             "GetNode" => reply(&header, &node_path(&self.known_node(body.deserialize()?)?)),
@@ -402,44 +398,6 @@ impl Manager {
         }
         sent.map(|()| start.id)
     }
-
-    /// Lists the units of all online nodes. A node that fails, or is too slow, is left out.
-    async fn list_all_units(&self) -> Vec<NodeUnitRow> {
-        let list = async |link: agent::Link| AgentProxy::new(&link.connection).await?.list_units().await;
-        let asked = self.links().into_iter().map(async |(name, link)| (name, in_time(list(link)).await));
-        let mut all = Vec::new();
-        for (name, listed) in futures_util::future::join_all(asked).await {
-            all.extend(list_or_empty(&name, listed).into_iter().map(|row: UnitRow| {
-                let (unit, about, load, active, sub, follows, path, job, kind, job_path) = row;
-                (name.to_string(), unit, about, load, active, sub, follows, path, job, kind, job_path)
-            }));
-        }
-        all
-    }
-
-    async fn list_all_unit_files(&self) -> Vec<(String, String, String)> {
-        let list = async |link: agent::Link| AgentProxy::new(&link.connection).await?.list_unit_files().await;
-        let asked = self.links().into_iter().map(async |(name, link)| (name, in_time(list(link)).await));
-        let mut all = Vec::new();
-        for (name, listed) in futures_util::future::join_all(asked).await {
-            let rows: Vec<UnitFileRow> = list_or_empty(&name, listed);
-            all.extend(rows.into_iter().map(|(file, state)| (name.to_string(), file, state)));
-        }
-        all
-    }
-}
-
-/// Bounds a call of a node. Only the wait for the reply can be cancelled here: a send never waits.
-async fn in_time<T>(listed: impl Future<Output = zbus::Result<T>>) -> zbus::Result<T> {
-    let listed = tokio::time::timeout(LIST_TIMEOUT, listed).await;
-    listed.unwrap_or_else(|late| Err(std::io::Error::from(late).into()))
-}
-
-fn list_or_empty<T>(node: &NodeName, listed: zbus::Result<Vec<T>>) -> Vec<T> {
-    listed.unwrap_or_else(|error| {
-        tracing::warn!(%node, error = %call_error(node, error), "cannot list the units of a node");
-        Vec::new()
-    })
 }
 
 /// Finds the method of a call. A call without an interface means the first that has the method.

@@ -7,6 +7,7 @@ mod agent;
 pub mod bus;
 mod call;
 mod client;
+mod list;
 pub mod listen;
 pub mod metrics;
 mod node_call;

@@ -14,6 +14,7 @@ use crate::fleet::dbus::names;
 use crate::fleet::dbus::values::{AuxiliaryUnit, JobType, Setting};
 use crate::fleet::job::Request;
 use crate::fleet::name::NodeName;
+use crate::mutant;
 
 /// The arguments of a job besides its type.
 #[derive(Debug)]
@@ -38,6 +39,9 @@ impl Start {
         let failed = |error| call_error(node, error);
         let agent = AgentProxy::new(&link.connection).await.map_err(failed)?;
         let (unit, mode, id) = (systemd_unit.as_str(), mode.as_str(), self.id);
+        if mutant!(JobsSentTwice) && *kind == JobType::Stop {
+            agent.stop_unit(unit, mode, id + 1_000_000).await.map_err(failed)?;
+        }
         let sent = match (payload, kind) {
             (Payload::Transient { properties, auxiliary }, _) => {
                 agent.start_transient_unit(unit, mode, properties, auxiliary, id).await

@@ -4,21 +4,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
-use tracing::debug;
+use tokio::time::{Instant, sleep_until};
 
 use super::Manager;
-use crate::fleet::dbus::internal::AgentProxy;
 use crate::fleet::name::NodeName;
 
 /// The time between two reads of all units of all nodes.
 const READ_EVERY: Duration = Duration::from_secs(30);
 /// The least time between two reads, when nodes connect one after another.
 const READ_PAUSE: Duration = Duration::from_secs(2);
-/// The time that a node has to answer. A node that does not keeps its last report.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A node as the manager sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,28 +64,5 @@ impl Manager {
                 () = sleep_until(latest) => {}
             }
         }
-    }
-
-    /// Returns the failed units of the connected nodes; of those that do not answer, the known ones.
-    async fn read_failed_units(&self, known: &FailedUnits) -> FailedUnits {
-        let reads = self.links().into_iter().map(async |(name, link)| {
-            let read = async { AgentProxy::new(&link.connection).await?.list_units().await };
-            let units = match timeout(ANSWER_TIMEOUT, read).await {
-                Ok(Ok(rows)) => {
-                    let failed = rows.into_iter().filter(|row| row.3 == "failed");
-                    let mut failed: Vec<String> = failed.map(|row| row.0).collect();
-                    failed.sort_unstable();
-                    Some(failed)
-                }
-                Ok(Err(error)) => {
-                    debug!(node = %name, %error, "cannot list the units of a node");
-                    None
-                }
-                Err(_) => None,
-            };
-            let units = units.or_else(|| known.get(&name).cloned());
-            units.map(|units| (name, units))
-        });
-        join_all(reads).await.into_iter().flatten().collect()
     }
 }

@@ -11,6 +11,7 @@ use zbus::message::Flags;
 
 use crate::fleet::dbus::names;
 use crate::fleet::name::escape;
+use crate::mutant;
 
 /// A request to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +84,7 @@ impl Requests {
     pub(super) fn add(&self, request: Request) {
         let mut waiting = self.lock();
         match request {
+            Request::CancelJob(_) if mutant!(CancellationsNotSent) => {}
             Request::CancelJob(id) => {
                 waiting.jobs.insert(id);
             }

@@ -23,6 +23,7 @@ use crate::fleet::monitor::{self, Monitors};
 use crate::fleet::name::NodeName;
 use crate::fleet::proxy::GRACE;
 use crate::model::OperatorName;
+use crate::mutant;
 use crate::runtime::clock::wall_ms;
 
 /// `LastSeenTimestamp` of an online node is updated at most this often.
@@ -184,7 +185,8 @@ impl State {
         self.proxy_source_lost(name);
         let effects = self.proxies.proxies.node_lost(name, Instant::now());
         let mut starts = self.proxy_effects(effects);
-        let ended = self.jobs.node_lost(name, Instant::now());
+        let ended =
+            if mutant!(JobsOfLostNodesKept) { Vec::new() } else { self.jobs.node_lost(name, Instant::now()) };
         starts.extend(self.job_effects(ended));
         self.monitors.node_lost(name);
         self.send_monitor_signals();
@@ -225,6 +227,10 @@ impl State {
                 job::Effect::JobRemoved { removed, took } => {
                     let job::Removed { id, node, systemd_unit, result, .. } = removed;
                     self.ended.push((result, took));
+                    if mutant!(CancelledJobsEndTwice) && result == JobResult::Cancelled {
+                        let (node, unit) = (node.as_str(), systemd_unit.as_str());
+                        self.manager_signal("JobRemoved", &(id, job_path(id), node, unit, result.as_str()));
+                    }
                     self.manager_signal(
                         "JobRemoved",
                         &(id, job_path(id), node.as_str(), systemd_unit.as_str(), result.as_str()),
@@ -278,6 +284,9 @@ impl State {
 
     /// Handles the disconnection of a client of the bus, or of an operator.
     pub(super) fn client_lost(&mut self, owner: &Owner) {
+        if mutant!(MonitorsOfLostClientsKept) {
+            return;
+        }
         let effects = self.monitors.close_all(owner);
         self.monitor_effects(effects);
     }
