@@ -71,6 +71,7 @@ const ALLOWED_IN: &[(&str, &[&str])] = &[
         "stdout",
         &[
             "src/cli/portcullis/demo/network.rs",
+            "src/cli/portcullis/demo/nodes.rs",
             "src/cli/output.rs",
             "hooks/",
             "provider/src/nftables/run.rs",

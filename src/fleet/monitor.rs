@@ -461,7 +461,7 @@ impl<O: Clone + Eq> Monitors<O> {
     /// Releases the patterns of a subscription.
     fn release(&mut self, gone: Subscription) -> Vec<Effect> {
         let patterns = gone.patterns.into_iter();
-        patterns.flat_map(|(pattern, _)| self.release_pattern(&gone.scope, pattern)).collect()
+        patterns.flat_map(|(pattern, _)| self.release_pattern(&gone.scope, &pattern)).collect()
     }
 }
 

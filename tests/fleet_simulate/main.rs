@@ -62,8 +62,8 @@ fn alone_many_seeds_keep_the_promises_of_a_fleet() {
     );
     for (seed, why) in &failed {
         println!(
-            "{why}\n    replay: PORTCULLIS_SEED={seed} cargo nextest run --no-default-features --features fleet \
-             --cargo-profile simulate --test fleet_simulate one_seed --no-capture"
+            "{why}\n    replay: PORTCULLIS_SEED={seed} cargo nextest run --no-default-features \
+             --features fleet --cargo-profile simulate --test fleet_simulate one_seed --no-capture"
         );
     }
     assert!(failed.is_empty(), "{} seeds failed", failed.len());

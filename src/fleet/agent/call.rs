@@ -249,22 +249,8 @@ pub(super) async fn subscriptions<C: UnitControl>(
                 let mut is_less = false;
                 let mut replies = Vec::new();
                 for (call, message) in batch.drain(..) {
-                    let done = match call {
-                        SubscriptionCall::Subscribe(pattern) => {
-                            let fits = state::subscribe(&mut subscriptions, &pattern);
-                            if fits {
-                                pending.insert(pattern);
-                            }
-                            let text = "too many subscriptions on this node";
-                            fits.then_some(()).ok_or_else(|| CallError::new(LIMITS_EXCEEDED, text))
-                        }
-                        SubscriptionCall::Unsubscribe(pattern) => {
-                            is_less |= subscriptions.remove(&pattern);
-                            pending.remove(&pattern);
-                            Ok(())
-                        }
-                    };
-                    replies.push((message, done));
+                    is_less |= matches!(call, SubscriptionCall::Unsubscribe(_));
+                    replies.push((message, apply(call, &mut subscriptions, &mut pending)));
                 }
                 if !must_wait && !pending.is_empty() {
                     report(&context, &subscriptions, &mut pending).await;
@@ -282,6 +268,27 @@ pub(super) async fn subscriptions<C: UnitControl>(
             }
         }
     }
+}
+
+/// Executes a call on the subscriptions. A pattern that was added is also pending.
+fn apply(
+    call: SubscriptionCall,
+    subscriptions: &mut Subscriptions,
+    pending: &mut BTreeSet<String>,
+) -> Result<(), CallError> {
+    match call {
+        SubscriptionCall::Subscribe(pattern) => {
+            if !state::subscribe(subscriptions, &pattern) {
+                return Err(CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node"));
+            }
+            pending.insert(pattern);
+        }
+        SubscriptionCall::Unsubscribe(pattern) => {
+            subscriptions.remove(&pattern);
+            pending.remove(&pattern);
+        }
+    }
+    Ok(())
 }
 
 /// Watches the units of all subscriptions, and reports those of the pending patterns.

@@ -259,7 +259,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
                 Ok(())
             }
             // An earlier run of the proxy became active, and this one has failed.
-            Err(reason) if entry.active_on.is_some() => return self.target_stopped(proxy, &reason),
+            Err(_) if entry.active_on.is_some() => return self.target_stopped(proxy),
             Err(reason) => {
                 self.entries.remove(proxy);
                 Err(reason)
@@ -270,13 +270,12 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     }
 
     /// Handles the end of a target. The manager has removed the proxy.
-    pub(super) fn target_stopped(&mut self, proxy: &str, reason: &str) -> Vec<Effect> {
+    pub(super) fn target_stopped(&mut self, proxy: &str) -> Vec<Effect> {
         match self.entries.get_mut(proxy) {
             Some(entry) if entry.active_on.is_some() => entry.has_ended = true,
             // The end of an earlier run of the proxy.
             _ => return Vec::new(),
         }
-        tracing::info!(proxy, reason, "the proxy has ended; its service is stopped");
         vec![Effect::Save, Effect::StopUnit { proxy: proxy.to_owned() }]
     }
 
@@ -406,7 +405,7 @@ mod tests {
         assert_eq!(proxies.removed(PROXY, false), []);
         let mut proxies = active();
         let stop = Effect::StopUnit { proxy: PROXY.to_owned() };
-        assert_eq!(proxies.target_stopped(PROXY, "stopped"), [Effect::Save, stop.clone()]);
+        assert_eq!(proxies.target_stopped(PROXY), [Effect::Save, stop.clone()]);
         assert_eq!(proxies.connected(Vec::new()), [all()], "an ended proxy is not announced");
         assert_eq!(proxies.observed(PROXY, "active", at(1)), [stop]);
         assert_eq!(proxies.removed(PROXY, false), [Effect::Save], "the manager has removed it");
@@ -431,7 +430,7 @@ mod tests {
         assert_eq!(proxies.ready(PROXY, Ok(7)), [removed], "the manager counts a proxy that is gone");
         assert_eq!(proxies.ready(PROXY, Err("late".to_owned())), []);
         proxies.created(PROXY.to_owned(), entry(None), at(1));
-        assert_eq!(proxies.target_stopped(PROXY, "late"), [], "the new run waits");
+        assert_eq!(proxies.target_stopped(PROXY), [], "the new run waits");
         proxies.ready(PROXY, Ok(7));
         let stop = Effect::StopUnit { proxy: PROXY.to_owned() };
         assert_eq!(proxies.ready(PROXY, Err("failed".to_owned())), [Effect::Save, stop]);

@@ -238,7 +238,11 @@ impl<C: UnitControl> ProxyService<C> {
                 let (instance, error): (u64, String) = body.deserialize().ok()?;
                 state.proxies.ready(&proxy, if error.is_empty() { Ok(instance) } else { Err(error) })
             }
-            "TargetStopped" => state.proxies.target_stopped(&proxy, body.deserialize().ok()?),
+            "TargetStopped" => {
+                let reason: &str = body.deserialize().ok()?;
+                info!(proxy, reason, "the proxy has ended; its service is stopped");
+                state.proxies.target_stopped(&proxy)
+            }
             _ => return None,
         };
         self.execute_locked(&mut state, effects);

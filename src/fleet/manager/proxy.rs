@@ -116,7 +116,7 @@ impl State {
             }
             Err(refused) => {
                 let result = Err(refused.to_string());
-                let effects = self.proxies.proxies.job_ended(&node, &systemd_unit, result, Instant::now());
+                let effects = self.proxies.proxies.job_ended(&node, &systemd_unit, &result, Instant::now());
                 self.proxy_effects(effects)
             }
         }

@@ -237,7 +237,7 @@ impl State {
                     );
                     if let Some(result) = self.proxies.job_ended(id, result) {
                         let now = Instant::now();
-                        let effects = self.proxies.proxies.job_ended(&node, &systemd_unit, result, now);
+                        let effects = self.proxies.proxies.job_ended(&node, &systemd_unit, &result, now);
                         starts.extend(self.proxy_effects(effects));
                     }
                 }

@@ -11,7 +11,7 @@ impl<O> Monitors<O> {
     }
 
     pub fn unwatch_unit(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect> {
-        self.release_pattern(&Scope::Node(node.clone()), systemd_unit.to_owned())
+        self.release_pattern(&Scope::Node(node.clone()), systemd_unit)
     }
 
     /// Lets the agent of a node report a unit again.
@@ -22,12 +22,12 @@ impl<O> Monitors<O> {
     }
 
     /// Counts a pattern less. Agents stop reporting those that nothing else needs.
-    pub(super) fn release_pattern(&mut self, scope: &Scope, pattern: String) -> Vec<Effect> {
-        self.wanted.remove(scope, &pattern);
+    pub(super) fn release_pattern(&mut self, scope: &Scope, pattern: &str) -> Vec<Effect> {
+        self.wanted.remove(scope, pattern);
         let unneeded = self.online.iter().filter(|node| scope.contains(node));
-        let unneeded = unneeded.filter(|node| !self.wanted.is_wanted(node, &pattern));
+        let unneeded = unneeded.filter(|node| !self.wanted.is_wanted(node, pattern));
         let unsubscribe =
-            |node: &NodeName| Effect::UnsubscribeOnNode { node: node.clone(), pattern: pattern.clone() };
+            |node: &NodeName| Effect::UnsubscribeOnNode { node: node.clone(), pattern: pattern.to_owned() };
         unneeded.map(unsubscribe).collect()
     }
 }

@@ -242,7 +242,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
             self.remove(&proxy, now, &mut effects);
             return effects;
         }
-        self.insert(proxy, target, Phase::Waiting { fail_at: None }, dependents, now, &mut effects);
+        self.insert(proxy, &target, Phase::Waiting { fail_at: None }, dependents, now, &mut effects);
         effects
     }
 
@@ -259,7 +259,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         }
         // An unknown instance, so that an inactive target is started.
         let instance = if self.released.remove(&proxy) { 0 } else { instance };
-        self.insert(proxy, target, Phase::Active { instance }, none, now, &mut effects);
+        self.insert(proxy, &target, Phase::Active { instance }, none, now, &mut effects);
         effects
     }
 
@@ -332,7 +332,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         &mut self,
         node: &NodeName,
         dep: &str,
-        result: Result<(), String>,
+        result: &Result<(), String>,
         now: I,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
@@ -342,7 +342,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         let Some(was_start) = target.job_ended(result.is_ok(), now) else { return effects };
         let instance = self.online.get(node).copied().flatten();
         if was_start && let Some(instance) = instance {
-            self.started(&key, instance, &result, now, &mut effects);
+            self.started(&key, instance, result, now, &mut effects);
         }
         self.settle(&key, now, &mut effects);
         effects
@@ -427,7 +427,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
     fn insert(
         &mut self,
         key: ProxyKey,
-        target: NodeUnit,
+        target: &NodeUnit,
         phase: Phase<I>,
         dependents: BTreeSet<String>,
         now: I,
@@ -436,13 +436,13 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         let is_active = matches!(phase, Phase::Active { .. });
         let before = self.take(&key);
         let was_active =
-            |proxy: &&Proxy<I>| proxy.target == target && matches!(proxy.phase, Phase::Active { .. });
+            |proxy: &&Proxy<I>| proxy.target == *target && matches!(proxy.phase, Phase::Active { .. });
         let since = before.as_ref().filter(|_| is_active).filter(was_active).map_or(now, |it| it.since);
         let proxy = Proxy { target: target.clone(), phase, since, dependents, is_announced: true };
-        self.watched(&target, effects).proxies.insert(key.clone());
+        self.watched(target, effects).proxies.insert(key.clone());
         self.sources.entry(key.0).or_default().proxies.insert(key.1, proxy);
-        self.settle(&target, now, effects);
-        if let Some(before) = before.filter(|before| before.target != target) {
+        self.settle(target, now, effects);
+        if let Some(before) = before.filter(|before| before.target != *target) {
             self.settle(&before.target, now, effects);
         }
     }

@@ -32,7 +32,7 @@ fn units(names: &[&str]) -> BTreeSet<String> {
 fn connected() -> Core {
     let mut core = Core::new(GRACE);
     let bar = BTreeSet::from([node("bar")]);
-    let rules = [("foo", bar.clone()), ("baz", bar.clone()), ("bar", BTreeSet::from([node("foo")]))];
+    let rules = [("foo", bar.clone()), ("baz", bar), ("bar", BTreeSet::from([node("foo")]))];
     core.set_rules(rules.map(|(name, allowed)| (node(name), Some(allowed))).into(), at(0));
     for name in ["foo", "baz", "bar"] {
         core.node_online(&node(name), at(0));
@@ -46,7 +46,7 @@ fn report(core: &mut Core, unit: &str, state: &str, now: u64) -> Vec<Effect> {
 }
 
 fn done(core: &mut Core, now: u64) -> Vec<Effect> {
-    core.job_ended(&node("bar"), "hirte-dep@db.service", Ok(()), at(now))
+    core.job_ended(&node("bar"), "hirte-dep@db.service", &Ok(()), at(now))
 }
 
 /// Starts a proxy of foo, whose target becomes active.
@@ -229,7 +229,7 @@ fn refusals_have_a_reason() {
     core.requested(proxy("baz"), target("bar"), units(&[]), at(2));
     let bar = node("bar");
     let failed =
-        core.job_ended(&bar, "hirte-dep@db.service", Err("Unit db.service not found.".to_owned()), at(3));
+        core.job_ended(&bar, "hirte-dep@db.service", &Err("Unit db.service not found.".to_owned()), at(3));
     let Effect::Ready { result: Err(reason), .. } = &failed[0] else { panic!("{failed:?}") };
     assert_eq!(reason, "db.service on node bar did not start: Unit db.service not found.");
 }

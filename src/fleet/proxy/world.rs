@@ -11,8 +11,8 @@ use super::*;
 const NODES: usize = 3;
 const PROXIES: usize = 2;
 
-#[derive(Debug, Clone)]
-enum Happens {
+#[derive(Debug, Clone, Copy)]
+enum Event {
     /// A source starts a proxy: source, its number, and the node of the target.
     Start(usize, usize, usize),
     Stop(usize, usize),
@@ -31,20 +31,20 @@ enum Happens {
     Passes(u64),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn event() -> impl Strategy<Value = Event> {
     let node = || 0..NODES;
     prop_oneof![
-        4 => (node(), 0..PROXIES, node()).prop_map(|(source, name, on)| Happens::Start(source, name, on)),
-        2 => (node(), 0..PROXIES).prop_map(|(source, name)| Happens::Stop(source, name)),
-        2 => node().prop_map(Happens::LinkLost),
-        3 => node().prop_map(Happens::LinkHealed),
-        1 => node().prop_map(Happens::Reboot),
-        1 => node().prop_map(Happens::UnitStops),
-        1 => node().prop_map(Happens::DepStopped),
-        4 => (node(), any::<bool>()).prop_map(|(node, fails)| Happens::JobEnds { node, fails }),
-        4 => node().prop_map(Happens::ReportsArrive),
-        1 => Just(Happens::ManagerRestarts),
-        3 => (0..20_000_u64).prop_map(Happens::Passes),
+        4 => (node(), 0..PROXIES, node()).prop_map(|(source, name, on)| Event::Start(source, name, on)),
+        2 => (node(), 0..PROXIES).prop_map(|(source, name)| Event::Stop(source, name)),
+        2 => node().prop_map(Event::LinkLost),
+        3 => node().prop_map(Event::LinkHealed),
+        1 => node().prop_map(Event::Reboot),
+        1 => node().prop_map(Event::UnitStops),
+        1 => node().prop_map(Event::DepStopped),
+        4 => (node(), any::<bool>()).prop_map(|(node, fails)| Event::JobEnds { node, fails }),
+        4 => node().prop_map(Event::ReportsArrive),
+        1 => Just(Event::ManagerRestarts),
+        3 => (0..20_000_u64).prop_map(Event::Passes),
     ]
 }
 
@@ -212,9 +212,9 @@ impl World {
         self.execute(effects);
     }
 
-    fn apply(&mut self, event: Happens) {
+    fn apply(&mut self, event: Event) {
         match event {
-            Happens::Start(source, number, on) => {
+            Event::Start(source, number, on) => {
                 let proxy = format!("p{number}");
                 let machine = &mut self.machines[source];
                 machine.proxies.insert(proxy.clone(), (on, None));
@@ -225,7 +225,7 @@ impl World {
                     self.execute(effects);
                 }
             }
-            Happens::Stop(source, number) => {
+            Event::Stop(source, number) => {
                 let machine = &mut self.machines[source];
                 let was = machine.proxies.remove(&format!("p{number}")).is_some();
                 if was && machine.is_linked {
@@ -233,38 +233,38 @@ impl World {
                     self.execute(effects);
                 }
             }
-            Happens::LinkLost(node) => self.cut(node),
-            Happens::LinkHealed(node) => self.link(node),
-            Happens::Reboot(node) => {
+            Event::LinkLost(node) => self.cut(node),
+            Event::LinkHealed(node) => self.link(node),
+            Event::Reboot(node) => {
                 self.cut(node);
                 let machine = &mut self.machines[node];
                 (machine.unit, machine.dep) = (false, false);
                 machine.instance += 1;
             }
-            Happens::UnitStops(node) => {
+            Event::UnitStops(node) => {
                 (self.machines[node].unit, self.machines[node].dep) = (false, false);
                 self.changed(node);
             }
-            Happens::DepStopped(node) => {
+            Event::DepStopped(node) => {
                 self.machines[node].dep = false;
                 self.changed(node);
             }
-            Happens::JobEnds { node, fails } => {
+            Event::JobEnds { node, fails } => {
                 let Some(is_start) = self.machines[node].job.take() else { return };
                 if !fails {
                     self.finish(node, is_start);
                 }
                 self.changed(node);
                 let result = if fails { Err("failed".to_owned()) } else { Ok(()) };
-                let effects = self.core.job_ended(&name(node), &dep_of("db.service"), result, self.now);
+                let effects = self.core.job_ended(&name(node), &dep_of("db.service"), &result, self.now);
                 self.execute(effects);
             }
-            Happens::ReportsArrive(node) => self.deliver(node),
-            Happens::ManagerRestarts => {
+            Event::ReportsArrive(node) => self.deliver(node),
+            Event::ManagerRestarts => {
                 (0..NODES).for_each(|node| self.cut(node));
                 (self.core, self.watched) = (Self::core(), BTreeSet::new());
             }
-            Happens::Passes(ms) => {
+            Event::Passes(ms) => {
                 self.now += at(ms);
                 let effects = self.core.tick(self.now);
                 self.execute(effects);
@@ -277,7 +277,7 @@ impl World {
         (0..NODES).for_each(|node| self.link(node));
         for _ in 0..100 {
             for node in 0..NODES {
-                self.apply(Happens::JobEnds { node, fails: false });
+                self.apply(Event::JobEnds { node, fails: false });
                 self.deliver(node);
             }
             match self.core.deadline() {
@@ -300,7 +300,7 @@ proptest! {
 
     #[test]
     fn a_dep_runs_exactly_while_its_unit_has_a_proxy(
-        events in prop::collection::vec(happens(), 0..60),
+        events in prop::collection::vec(event(), 0..60),
         stops_unneeded in any::<bool>(),
     ) {
         let mut world = World::new(stops_unneeded);

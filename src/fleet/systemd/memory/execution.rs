@@ -1,4 +1,4 @@
-//! The execution of jobs by a systemd in memory. Pure.
+//! The execution of jobs by a systemd in memory.
 
 use tokio::sync::oneshot;
 
