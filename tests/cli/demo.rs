@@ -140,6 +140,12 @@ fn the_demo_shows_a_port_refused_then_open_then_refused() {
             " monitor * hello.service\n",
             " stop n1 hello.service\n",
             " stop n2 hello.service\n",
+            " start n1 need-db.service\n",
+            " status n2 db.service\n",
+            "active",
+            " deps\n",
+            "hirte-proxy@n2_db.service  n2",
+            " stop n1 need-db.service\n",
             "# Done.",
         ],
     );

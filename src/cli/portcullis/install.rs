@@ -3,7 +3,7 @@
 //! that another program wrote are not replaced.
 
 mod fleet;
-mod proxy;
+pub(super) mod proxy;
 
 use std::fs;
 use std::net::SocketAddr;

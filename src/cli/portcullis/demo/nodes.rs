@@ -1,9 +1,10 @@
 //! The act with two nodes, each with a systemd of its own, and a manager of both. It starts, watches
-//! and stops a systemd unit on each node. Where no systemd can be started, one line gives the reason.
+//! and stops a systemd unit on each node, and shows a unit of one node that depends on a unit of the
+//! other. Where no systemd can be started, one line gives the reason.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{POLL_INTERVAL, TIMEOUT, say, write};
 use crate::cli::juju::Transcript;
+use crate::cli::portcullis::install::proxy;
 use crate::fleet::client::Client;
 use crate::fleet::dbus::bus::Bus;
 
@@ -23,6 +25,12 @@ const SCRIPT: &str = include_str!("node.sh");
 /// The units of a node.
 const UNITS: &[(&str, &str)] = &[
     (UNIT, "[Unit]\nDescription=A unit of the demo\n[Service]\nExecStart=/bin/sleep infinity\n"),
+    ("db.service", "[Service]\nExecStart=/bin/sleep infinity\n"),
+    (
+        "need-db.service",
+        "[Unit]\nWants=hirte-proxy@n2_db.service\nAfter=hirte-proxy@n2_db.service\n\
+         [Service]\nExecStart=/bin/sleep infinity\n",
+    ),
     ("basic.target", "[Unit]\nDefaultDependencies=no\n"),
     ("shutdown.target", "[Unit]\nDefaultDependencies=no\n"),
     ("default.target", "[Unit]\nRequires=dbus.service\nAfter=dbus.service\n"),
@@ -92,9 +100,23 @@ pub(super) async fn act(story: &Transcript, place: &Path, is_private: bool) -> a
         ended = story.juju(&watch) => ended?,
         stopped = stop(story, &client, bus) => stopped?,
     }
+    proxy_service(story, &client, bus).await?;
     // The programs end before the nodes.
     drop(fleet);
     tokio::task::spawn_blocking(move || drop(nodes)).await.context("the end of a node has panicked")
+}
+
+/// Starts a unit on the first node that depends on a unit of the second, and stops it.
+async fn proxy_service(story: &Transcript, client: &Client, bus: &str) -> anyhow::Result<()> {
+    if let Err(missing) = proxy::helper(&own_program()?) {
+        return say(&format!("# Proxy services are not shown here: {missing}."));
+    }
+    say("# need-db.service on n1 depends on db.service on n2: it wants hirte-proxy@n2_db.service.")?;
+    story.juju(&["node", "--bus", bus, "start", "n1", "need-db.service"]).await?;
+    story.juju(&["node", "--bus", bus, "status", "n2", "db.service"]).await?;
+    story.juju(&["node", "--bus", bus, "deps"]).await?;
+    story.juju(&["node", "--bus", bus, "stop", "n1", "need-db.service"]).await?;
+    until("the proxy service has not ended", async || Ok(client.proxies().await?.is_empty())).await
 }
 
 async fn stop(story: &Transcript, client: &Client, bus: &str) -> anyhow::Result<()> {
@@ -135,6 +157,11 @@ async fn start_node(dir: &Path) -> anyhow::Result<Result<Process, String>> {
     for (name, text) in UNITS {
         write(&dir.join("units").join(name), text, 0o644).context("cannot write a unit")?;
     }
+    if let Ok(helper) = proxy::helper(&own_program()?) {
+        let units = dir.join("units");
+        write(&units.join(proxy::PROXY_FILE), &proxy::proxy_unit(&helper, true)?, 0o644)?;
+        write(&units.join(proxy::DEP_FILE), &proxy::dep_unit(), 0o644)?;
+    }
     let log = dir.join("log");
     let mut command = Command::new("unshare");
     command.args(["--mount", "--cgroup", "sh", "-c", SCRIPT, "sh"]).arg(dir).env("PORTCULLIS_NODE", SCRIPT);
@@ -158,7 +185,10 @@ async fn start_node(dir: &Path) -> anyhow::Result<Result<Process, String>> {
 /// Starts the manager and the agents.
 async fn start_fleet(place: &Path, buses: &[String; 2]) -> anyhow::Result<Vec<Process>> {
     let config = place.join("manager.ini");
-    write(&config, &format!("[hirte]\nAllowedNodeNames={}\n", NODES.join(",")), 0o600)?;
+    let [first, second] = NODES;
+    let nodes = format!("[hirte]\nAllowedNodeNames={first},{second}\n");
+    write(&config, &format!("{nodes}[node {first}]\nAllowDependenciesOn={second}\n"), 0o600)?;
+    let state = place.join("state").display().to_string();
     let config = config.display().to_string();
     let mut manager =
         program(&["manager", "--config", &config, "--listen", "127.0.0.1:0", "--bus", &buses[0]])?;
@@ -172,15 +202,20 @@ async fn start_fleet(place: &Path, buses: &[String; 2]) -> anyhow::Result<Vec<Pr
     say(line.trim())?;
     let mut processes = vec![manager];
     for (name, bus) in NODES.iter().zip(buses) {
-        processes.push(program(&["agent", "--name", name, "--manager", &address, "--bus", bus])?);
+        let agent = ["agent", "--name", name, "--manager", &address, "--bus", bus, "--state-dir", &state];
+        processes.push(program(&agent)?);
     }
     Ok(processes)
+}
+
+fn own_program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot determine the program's path")
 }
 
 /// Starts this program in the background, and shows the command.
 fn program(arguments: &[&str]) -> anyhow::Result<Process> {
     say(&format!("$ portcullis {} &", arguments.join(" ")))?;
-    let mut command = Command::new(std::env::current_exe().context("cannot determine the program's path")?);
+    let mut command = Command::new(own_program()?);
     command.args(arguments).env("RUST_LOG", "error").stdin(Stdio::null()).stdout(Stdio::piped());
     Ok(Process(command.spawn().context("cannot start portcullis")?))
 }

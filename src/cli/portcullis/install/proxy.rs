@@ -7,12 +7,12 @@ use anyhow::{Context as _, bail};
 
 use super::quoted;
 
-pub(super) const PROXY_FILE: &str = "hirte-proxy@.service";
-pub(super) const DEP_FILE: &str = "hirte-dep@.service";
+pub(in crate::cli::portcullis) const PROXY_FILE: &str = "hirte-proxy@.service";
+pub(in crate::cli::portcullis) const DEP_FILE: &str = "hirte-dep@.service";
 const HELPER: &str = "hirte-proxy";
 
 /// Returns the helper beside `program`.
-pub(super) fn helper(program: &Path) -> anyhow::Result<PathBuf> {
+pub(in crate::cli::portcullis) fn helper(program: &Path) -> anyhow::Result<PathBuf> {
     let helper = program.with_file_name(HELPER);
     if !helper.is_file() {
         bail!("{} is missing; it belongs beside {}", helper.display(), program.display());
@@ -22,7 +22,7 @@ pub(super) fn helper(program: &Path) -> anyhow::Result<PathBuf> {
 
 /// Returns the unit file of proxies. `ExecStopPost=` also runs after a start that failed or was
 /// cancelled, `ExecStop=` does not.
-pub(super) fn proxy_unit(helper: &Path, user: bool) -> anyhow::Result<String> {
+pub(in crate::cli::portcullis) fn proxy_unit(helper: &Path, user: bool) -> anyhow::Result<String> {
     let helper = quoted(helper).context("the helper of proxy services")?;
     let bus = if user { " --user" } else { "" };
     Ok(format!(
@@ -43,7 +43,7 @@ pub(super) fn proxy_unit(helper: &Path, user: bool) -> anyhow::Result<String> {
 }
 
 /// Returns the unit file of the services that keep a unit needed.
-pub(super) fn dep_unit() -> String {
+pub(in crate::cli::portcullis) fn dep_unit() -> String {
     "[Unit]\n\
      Description=Use of %i by proxy services of other nodes\n\
      BindsTo=%i.service\n\
