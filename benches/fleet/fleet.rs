@@ -107,6 +107,12 @@ impl Site {
         Self { bus: Daemon::start(&dir), authority, config, identity, _dir: dir }
     }
 
+    /// Permits a node to depend on another one. Takes effect in managers that start later.
+    pub(crate) fn allow(&self, node: &str, on: &str) {
+        let config = std::fs::read_to_string(&self.config).unwrap();
+        write(&self.config, &format!("{config}[node {node}]\nAllowDependenciesOn={on}\n"));
+    }
+
     /// Starts a manager. Returns its address, too.
     pub(crate) fn manager(&self, listen: &str) -> (Process, String) {
         let text = |path: &Path| path.to_str().unwrap().to_owned();

@@ -12,6 +12,7 @@ mod many;
 #[path = "../../tests/fleet/node.rs"]
 mod node;
 mod one;
+mod proxy;
 #[allow(dead_code)]
 #[path = "../../tests/manager/world.rs"]
 mod world;
@@ -53,8 +54,13 @@ fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let load = std::fs::read_to_string("/proc/loadavg")?;
     writeln!(out, "load before we begin: {}", load.trim())?;
-    let measures: [(&str, Measure); 4] =
-        [("overhead", one::overhead), ("memory", memory), ("list", many::list), ("storm", many::storm)];
+    let measures: [(&str, Measure); 5] = [
+        ("overhead", one::overhead),
+        ("memory", memory),
+        ("list", many::list),
+        ("storm", many::storm),
+        ("proxy", proxy::start),
+    ];
     let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let mut rows = Vec::new();
     for (name, measure) in measures {
