@@ -289,15 +289,12 @@ const MAX_COLUMNS: usize = 110;
 const MAX_COMMENT_COLUMNS: usize = 100;
 const MAX_LINES: usize = 500;
 
-/// Comments in this directory are not wrapped yet.
-const LONG_COMMENTS: &str = "src/fleet/";
-
 /// Returns the number of columns that a line may have. The rows of tables in comments cannot be
 /// wrapped.
-fn max_columns(path: &str, line: &str) -> usize {
+fn max_columns(line: &str) -> usize {
     let comment = line.trim_start().strip_prefix("//").map(|text| text.trim_start_matches(['/', '!', ' ']));
     match comment {
-        Some(text) if !text.starts_with('|') && !path.starts_with(LONG_COMMENTS) => MAX_COMMENT_COLUMNS,
+        Some(text) if !text.starts_with('|') => MAX_COMMENT_COLUMNS,
         _ => MAX_COLUMNS,
     }
 }
@@ -314,7 +311,7 @@ fn form_violations(path: &str, source: &str) -> Vec<String> {
     }
     let long = source.lines().enumerate().filter_map(|(at, line)| {
         let columns = line.chars().count();
-        (columns > max_columns(path, line)).then(|| format!("{path}:{}: {columns} columns", at + 1))
+        (columns > max_columns(line)).then(|| format!("{path}:{}: {columns} columns", at + 1))
     });
     found.extend(long);
     found

@@ -1,6 +1,6 @@
-//! `cargo bench-fleet`: the cost of the manager and the agent of a fleet. Starts the real programs on
-//! a private bus and on real systemd nodes, and prints each result next to BlueChi's and the goal.
-//! Takes two minutes; needs root and an otherwise idle machine.
+//! `cargo bench-fleet`: the cost of the manager and the agent of a fleet. Starts the real programs
+//! on a private bus and on real systemd nodes, and prints each result next to BlueChi's and the
+//! goal. Takes two minutes; needs root and an otherwise idle machine.
 
 #![allow(clippy::unwrap_used)]
 

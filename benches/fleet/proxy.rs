@@ -1,4 +1,5 @@
-//! A unit that depends on a unit of another node, beside one that depends on a unit of its own node.
+//! A unit that depends on a unit of another node, beside one that depends on a unit of its own
+//! node.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

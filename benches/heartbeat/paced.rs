@@ -1,5 +1,5 @@
-//! Beats at the pace of machines: each of 10,000 keeps its connection and beats every three seconds,
-//! over plain TCP and over TLS.
+//! Beats at the pace of machines: each of 10,000 keeps its connection and beats every three
+//! seconds, over plain TCP and over TLS.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

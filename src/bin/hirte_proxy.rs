@@ -1,4 +1,5 @@
-//! `hirte-proxy`, which systemd runs for proxy services. Everything is in `portcullis::cli::hirte_proxy`.
+//! `hirte-proxy`, which systemd runs for proxy services. Everything is in
+//! `portcullis::cli::hirte_proxy`.
 
 use std::process::ExitCode;
 

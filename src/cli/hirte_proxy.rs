@@ -1,5 +1,5 @@
-//! `hirte-proxy`: systemd runs it when a proxy service starts and after it has stopped. The call to the
-//! agent of this machine is in `fleet::helper`.
+//! `hirte-proxy`: systemd runs it when a proxy service starts and after it has stopped. The call to
+//! the agent of this machine is in `fleet::helper`.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -41,8 +41,8 @@ impl ManagerAddress {
         }
     }
 
-    /// Reads an address in D-Bus form, `tcp:host=HOST,port=PORT` or `unix:path=PATH`, or in the form
-    /// of [`FromStr`].
+    /// Reads an address in D-Bus form, `tcp:host=HOST,port=PORT` or `unix:path=PATH`, or in the
+    /// form of [`FromStr`].
     ///
     /// # Errors
     /// If it is neither.

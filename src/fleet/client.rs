@@ -1,5 +1,5 @@
-//! A client of a manager's public API, on a bus or on a connection to the manager itself. Every call
-//! and every wait is bounded. Output for people does not belong here.
+//! A client of a manager's public API, on a bus or on a connection to the manager itself. Every
+//! call and every wait is bounded. Output for people does not belong here.
 
 mod api;
 mod error;

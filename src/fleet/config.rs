@@ -194,8 +194,8 @@ fn heartbeat(entry: &Entry) -> Result<Duration, LineError> {
     ms.map(Duration::from_millis).ok_or_else(|| LineError::new(entry.line, reason()))
 }
 
-/// Checks that three heartbeats fit into the time after which a silent peer is lost. With fewer, one
-/// delayed heartbeat would end a connection. A value that is not in the file has its default.
+/// Checks that three heartbeats fit into the time after which a silent peer is lost. With fewer,
+/// one delayed heartbeat would end a connection. A value that is not in the file has its default.
 fn check_heartbeat(
     sections: &[Section],
     interval: Option<Duration>,

@@ -1,6 +1,6 @@
-//! The manager of an environment: it leads while it holds the fleet's lease. The leader publishes its
-//! addresses, has the machines of the tree as its nodes, and stores their state for `juju status`.
-//! The pure `report` decides the content of the stored state.
+//! The manager of an environment: it leads while it holds the fleet's lease. The leader publishes
+//! its addresses, has the machines of the tree as its nodes, and stores their state for `juju
+//! status`. The pure `report` decides the content of the stored state.
 
 pub mod report;
 

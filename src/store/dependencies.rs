@@ -54,8 +54,8 @@ impl<T: Tree> Environment<T> {
         Ok(names.iter().filter(|name| !known.contains(*name)).cloned().collect())
     }
 
-    /// Permits that units of a node depend on units of others, or withdraws the permission. Returns the nodes
-    /// for which this changed something.
+    /// Permits that units of a node depend on units of others, or withdraws the permission. Returns
+    /// the nodes for which this changed something.
     ///
     /// # Errors
     /// [`Error::Corrupt`], and the failures of the store.
@@ -115,8 +115,10 @@ mod tests {
         assert_eq!(changed, [bar]);
         environment.set_dependencies(&foo, &[baz], false).await.unwrap();
         assert_eq!(dependencies(&manager).await.unwrap(), Ok(Dependencies::new()));
-        let unknown = environment.unknown_nodes(&[name("0"), name("web")]).await.unwrap();
-        assert_eq!(unknown, [name("web")], "machine 0 always exists");
+        let machine = environment.add_machine(None).await.unwrap();
+        let known = NodeName::of_number(machine);
+        let unknown = environment.unknown_nodes(&[known, name("web")]).await.unwrap();
+        assert_eq!(unknown, [name("web")]);
         // A manager cannot permit anything.
         let path = paths::fleet_dependencies();
         let write = tree::Write::SetIfVersion { path, data: b"{}".to_vec(), version: 0 };

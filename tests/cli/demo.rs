@@ -38,7 +38,7 @@ impl Newcomer {
     }
 
     fn with_everything() -> Self {
-        Self::new(&["portcullis", "open-port", "close-port", "opened-ports"])
+        Self::new(&["portcullis", "hirte-proxy", "open-port", "close-port", "opened-ports"])
     }
 
     fn bin(&self) -> PathBuf {
@@ -218,16 +218,18 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
         .map(|tool| format!("cp {} {}", binary(tool).display(), newcomer.bin().display()))
         .collect();
     let noted = newcomer.place.path().join("arguments");
-    let cargo = newcomer.script("cargo", &format!("echo \"$@\" >{}\n{}", noted.display(), copies.join("\n")));
+    let cargo =
+        newcomer.script("cargo", &format!("echo \"$@\" >>{}\n{}", noted.display(), copies.join("\n")));
     let repository = env!("CARGO_MANIFEST_DIR");
     let shown = output_of(newcomer.demo(&["env"]).env("CARGO", cargo).env("CARGO_MANIFEST_DIR", repository));
     shows_all_steps(&shown);
     let arguments = fs::read_to_string(noted).unwrap();
-    let expected = format!(
-        "build --package portcullis-hooks --bins --manifest-path {repository}/Cargo.toml --profile \
-         bin --target-dir {}\n",
+    let end = format!(
+        "--manifest-path {repository}/Cargo.toml --profile bin --target-dir {}\n",
         newcomer.place.path().display()
     );
+    let helper = "--package portcullis --no-default-features --features fleet --bin hirte-proxy";
+    let expected = format!("build --package portcullis-hooks --bins {end}build {helper} {end}");
     assert_eq!(arguments, expected, "the profile is the directory's name");
 }
 

@@ -61,8 +61,8 @@ async fn busctl_shows_every_member() {
             "Manager",
             "ListUnits method - a(sssssssouso)|ListUnitFiles method - a(sss)|ListNodes method - a(sos)|\
              ListProxies method - a(sssssts)|GetNode method s o|CreateMonitor method - o|\
-             SetLogLevel method s -|JobNew signal uoss|JobRemoved signal uosss|NodeConnectionStateChanged signal ss|Nodes property as|\
-             Status property s",
+             SetLogLevel method s -|JobNew signal uoss|JobRemoved signal uosss|\
+             NodeConnectionStateChanged signal ss|Nodes property as|Status property s",
         ),
         (
             format!("{MANAGER}/node/n1"),

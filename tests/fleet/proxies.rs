@@ -180,8 +180,8 @@ impl Fleet {
         self.hirtectl(&["deps"]).map_or_else(String::new, |deps| deps.to_string())
     }
 
-    /// Waits until every connected node has announced its proxies, so that a stop of a target is passed
-    /// on.
+    /// Waits until every connected node has announced its proxies, so that a stop of a target is
+    /// passed on.
     fn wait_for_active_proxies(&self, count: usize) {
         wait_for("active proxies", HANG, || {
             let listed = self.deps().matches("\"state\":\"active\"").count();

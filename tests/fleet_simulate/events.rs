@@ -64,7 +64,8 @@ impl World {
                 self.start_agent(node);
             }
             32 => {
-                // The manager notices nothing until the node answers again, or is silent for too long.
+                // The manager notices nothing until the node answers again, or is silent for too
+                // long.
                 self.note("reboot", node);
                 self.network.hold(node, true);
                 self.stop_agent(node, false).await;

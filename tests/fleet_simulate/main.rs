@@ -6,9 +6,9 @@
 //!     PORTCULLIS_SEED=N cargo nextest run --no-default-features --features fleet \
 //!         --cargo-profile simulate --test fleet_simulate one_seed --no-capture
 //!
-//! Each call has to be answered in bounded time, and each job is announced once and ends once. In the
-//! end the faults stop; then all nodes are online, no job is left, monitors have the last states, no
-//! monitor or subscription is left, and no unit was touched by anything but a call.
+//! Each call has to be answered in bounded time, and each job is announced once and ends once. In
+//! the end the faults stop; then all nodes are online, no job is left, monitors have the last
+//! states, no monitor or subscription is left, and no unit was touched by anything but a call.
 //! `PORTCULLIS_SEEDS` sets the number of seeds.
 
 mod client;

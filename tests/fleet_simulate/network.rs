@@ -1,5 +1,6 @@
-//! The links between agents and managers: each can be delayed, held and cut. A held link delivers its
-//! bytes when it is released, as TCP does after a short outage; no connection can be opened meanwhile.
+//! The links between agents and managers: each can be delayed, held and cut. A held link delivers
+//! its bytes when it is released, as TCP does after a short outage; no connection can be opened
+//! meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -26,8 +26,8 @@ fn job_path(id: u32) -> ObjectPath<'static> {
     ObjectPath::try_from(format!("{PATH}/job/{id}")).unwrap()
 }
 
-/// Answers calls: every job has the number 7, and `alias.service` is a name of `real.service`, which
-/// is active.
+/// Answers calls: every job has the number 7, and `alias.service` is a name of `real.service`,
+/// which is active.
 async fn answer(connection: Connection, mut calls: MessageStream) {
     while let Some(Ok(call)) = calls.next().await {
         if call.message_type() != Type::MethodCall {

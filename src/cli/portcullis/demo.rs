@@ -1,7 +1,7 @@
-//! `portcullis demo`: deploys, exposes and unexposes a service, and controls systemd on two nodes, in
-//! a directory that is removed afterwards and, where the kernel allows it, in a private network with
-//! a real firewall. It runs the commands that an operator would type and shows them; this user's own
-//! settings are neither read nor written.
+//! `portcullis demo`: deploys, exposes and unexposes a service, and controls systemd on two nodes,
+//! in a directory that is removed afterwards and, where the kernel allows it, in a private network
+//! with a real firewall. It runs the commands that an operator would type and shows them; this
+//! user's own settings are neither read nor written.
 
 mod hook_tools;
 mod network;

@@ -175,8 +175,8 @@ fn prepare(args: &Args) -> anyhow::Result<Vec<ToWrite>> {
     Ok(files)
 }
 
-/// Returns the unit files of proxy services, and the D-Bus policy of an agent. Roles that have an agent
-/// among other parts get them if the helper is installed.
+/// Returns the unit files of proxy services, and the D-Bus policy of an agent. Roles that have an
+/// agent among other parts get them if the helper is installed.
 fn proxy_files(args: &Args, program: &Path, directory: &Path) -> anyhow::Result<Vec<ToWrite>> {
     let has_agent = |role: &Role| matches!(role, Role::Agent | Role::Machine | Role::Up);
     if !args.roles.iter().any(has_agent) {

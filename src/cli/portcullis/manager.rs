@@ -54,8 +54,8 @@ pub(super) struct Args {
     /// CA (PEM) of the certificates of agents and operators
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
-    /// How long the proxy services of a node keep their targets in use after the connection to the node
-    /// was lost: a number followed by s, m, h or d
+    /// How long the proxy services of a node keep their targets in use after the connection to the
+    /// node was lost: a number followed by s, m, h or d
     #[arg(long, value_name = "TIME", default_value = "30s")]
     proxy_grace: String,
     #[command(flatten)]

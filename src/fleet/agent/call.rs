@@ -228,8 +228,8 @@ async fn job<C: UnitControl>(context: &Context<C>, id: u32, request: JobRequest)
 }
 
 /// Executes the calls about subscriptions in order; those that wait together cause one report. If
-/// systemd is not reachable, a subscription takes effect later: the manager does not wait for replies
-/// about subscriptions, and would never repeat one.
+/// systemd is not reachable, a subscription takes effect later: the manager does not wait for
+/// replies about subscriptions, and would never repeat one.
 pub(super) async fn subscriptions<C: UnitControl>(
     context: Context<C>,
     mut requests: mpsc::UnboundedReceiver<(SubscriptionCall, Message)>,

@@ -1,5 +1,5 @@
-//! The proxy services of one node in its agent: the waiting and the active ones, and the announcements
-//! to send to the manager. Pure.
+//! The proxy services of one node in its agent: the waiting and the active ones, and the
+//! announcements to send to the manager. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Add;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// How long a proxy that starts waits for a connection to the manager.
 const MANAGER_LIMIT: Duration = Duration::from_secs(10);
-/// After systemd was started again, how long the proxies of its earlier run are kept. Until then the
-/// units that need them have started.
+/// After systemd was started again, how long the proxies of its earlier run are kept. Until then
+/// the units that need them have started.
 const RESTORE_LIMIT: Duration = Duration::from_secs(30);
 /// Failures that wait for a connection to the manager.
 const MAX_FAILURES: usize = 100;
@@ -146,8 +146,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         self.entries.get(proxy).is_some_and(|entry| entry.has_ended)
     }
 
-    /// Handles a proxy service that is active in systemd and has no entry, because the state file was
-    /// lost. The instance of its target is unknown.
+    /// Handles a proxy service that is active in systemd and has no entry, because the state file
+    /// was lost. The instance of its target is unknown.
     pub(super) fn adopted(&mut self, proxy: &str, node: String, unit: String) -> Vec<Effect> {
         let mut effects = Vec::new();
         if !self.entries.contains_key(proxy) {
@@ -184,8 +184,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         effects
     }
 
-    /// Handles a proxy service that has stopped. While systemd itself stops, the proxy is kept: after
-    /// the reboot the units that need it start again, and the target runs on meanwhile.
+    /// Handles a proxy service that has stopped. While systemd itself stops, the proxy is kept:
+    /// after the reboot the units that need it start again, and the target runs on meanwhile.
     pub(super) fn removed(&mut self, proxy: &str, systemd_stops: bool) -> Vec<Effect> {
         let mut effects = Vec::new();
         let is_kept = |entry: &Entry| systemd_stops && entry.active_on.is_some() && !entry.has_ended;
@@ -206,8 +206,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         effects
     }
 
-    /// Handles the state of a proxy service in systemd, which may have changed without a call of the
-    /// helper.
+    /// Handles the state of a proxy service in systemd, which may have changed without a call of
+    /// the helper.
     pub(super) fn observed(&mut self, proxy: &str, active_state: &str, now: I) -> Vec<Effect> {
         let is_restored = self.restored_until.is_some_and(|until| now < until);
         match active_state {

@@ -66,8 +66,8 @@ impl<C: UnitControl> ProxyService<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the state file, and then compares the proxies with systemd from time to time. Runs until
-    /// it is dropped.
+    /// Reads the state file, and then compares the proxies with systemd from time to time. Runs
+    /// until it is dropped.
     pub(super) async fn run(self: Arc<Self>) {
         let instance = self.instance().await;
         let saved = self.read();
@@ -144,7 +144,8 @@ impl<C: UnitControl> ProxyService<C> {
             match effect {
                 Effect::Announce(announcement) => {
                     if let Some(session) = &state.session {
-                        // A session that has ended is followed by another, which announces everything.
+                        // A session that has ended is followed by another, which announces
+                        // everything.
                         let _ = session.send(announcement);
                     }
                 }
@@ -178,8 +179,8 @@ impl<C: UnitControl> ProxyService<C> {
         }
     }
 
-    /// Removes the proxies whose services have stopped without a call of the helper, and adopts active
-    /// services that are not known.
+    /// Removes the proxies whose services have stopped without a call of the helper, and adopts
+    /// active services that are not known.
     async fn compare(self: &Arc<Self>) {
         for row in self.control.list_units().await.unwrap_or_default() {
             if let (Ok((node, unit)), "active") = (target_of(&row.0), row.3.as_str()) {

@@ -1,5 +1,5 @@
-//! The signals of a manager on one connection, and the loss of the manager. Messages are read during
-//! calls too: a connection whose messages are not read delivers no replies either.
+//! The signals of a manager on one connection, and the loss of the manager. Messages are read
+//! during calls too: a connection whose messages are not read delivers no replies either.
 
 use std::pin::pin;
 use std::time::Duration;

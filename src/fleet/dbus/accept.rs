@@ -1,5 +1,5 @@
-//! Accepted connections of a manager: the handshakes, and the names that the peer proved. The caller
-//! bounds the time, and decides what the names allow.
+//! Accepted connections of a manager: the handshakes, and the names that the peer proved. The
+//! caller bounds the time, and decides what the names allow.
 
 use std::io;
 use std::net::SocketAddr;

@@ -39,8 +39,8 @@ pub struct Method {
 pub enum MethodEffect {
     /// Every client may call the method.
     Reads,
-    /// Only root and members of the group of `--bus-group` may call it, because it changes something
-    /// or returns secrets.
+    /// Only root and members of the group of `--bus-group` may call it, because it changes
+    /// something or returns secrets.
     Changes,
 }
 

@@ -17,8 +17,9 @@ use crate::net::tls::probe::client_problem;
 
 /// The time for the connection, TLS and SASL.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time for one attempt to connect to an address over TCP. After a lost packet the system repeats
-/// the attempt only after a second; a new attempt reaches a host sooner whose link has just healed.
+/// The time for one attempt to connect to an address over TCP. After a lost packet the system
+/// repeats the attempt only after a second; a new attempt reaches a host sooner whose link has just
+/// healed.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(800);
 /// The time that a peer has to answer a call. Some of systemd's methods take seconds.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -159,7 +160,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_is_short() {
-        // The queue of the listener is full, so the system drops further packets, as a cut link does.
+        // The queue of the listener is full, so the system drops further packets, as a cut link
+        // does.
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let listener = socket.listen(0).unwrap();

@@ -54,8 +54,8 @@ impl fmt::Display for CallError {
 impl std::error::Error for CallError {}
 
 impl From<zbus::Error> for CallError {
-    /// Keeps the name and the message of an error that a peer sent. All other errors are failures of
-    /// the connection.
+    /// Keeps the name and the message of an error that a peer sent. All other errors are failures
+    /// of the connection.
     fn from(error: zbus::Error) -> Self {
         match error {
             zbus::Error::MethodError(name, message, _) => {

@@ -1,5 +1,5 @@
-//! The values that several interfaces share: the rows of systemd's lists, the observed properties of
-//! a systemd unit, and the modes, types, states and results of jobs.
+//! The values that several interfaces share: the rows of systemd's lists, the observed properties
+//! of a systemd unit, and the modes, types, states and results of jobs.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -40,8 +40,9 @@ pub(super) struct Link {
 }
 
 impl Manager {
-    /// Serves a connection until it ends: as an agent, if its first message registers a node in time,
-    /// or as an operator. `from` is the peer's address; the connection was accepted at `accepted`.
+    /// Serves a connection until it ends: as an agent, if its first message registers a node in
+    /// time, or as an operator. `from` is the peer's address; the connection was accepted at
+    /// `accepted`.
     pub async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
         let operator = match &proof {
             Proof::Certificate { names, .. } => self.operator_with(names),
@@ -130,8 +131,8 @@ impl Manager {
             proof: proof.clone(),
             requests: Arc::default(),
         };
-        // The reply precedes every call to the agent. A send never waits, and no other task uses the
-        // connection yet.
+        // The reply precedes every call to the agent. A send never waits, and no other task uses
+        // the connection yet.
         let replied = peer.connection.reply(&call.header(), &()).now_or_never();
         if !matches!(replied, Some(Ok(()))) {
             return Err(refuse("the agent is gone".to_owned()));
@@ -200,8 +201,8 @@ impl Manager {
         }
     }
 
-    /// Handles a signal of an agent; `None` if its arguments are invalid. The agent may have lost the
-    /// node since, and another one may have registered.
+    /// Handles a signal of an agent; `None` if its arguments are invalid. The agent may have lost
+    /// the node since, and another one may have registered.
     fn agent_signal(&self, name: &NodeName, link: u64, member: &str, message: &Message) -> Option<()> {
         let body = message.body();
         let mut state = self.state();

@@ -1,6 +1,7 @@
-//! The clients of the public API: the bus, with many senders, and the connections of operators. Each
-//! has a bounded queue of messages, which a task of its own sends. Replies and signals about jobs and
-//! nodes are always added to it; signals of monitors wait in the monitors until there is room.
+//! The clients of the public API: the bus, with many senders, and the connections of operators.
+//! Each has a bounded queue of messages, which a task of its own sends. Replies and signals about
+//! jobs and nodes are always added to it; signals of monitors wait in the monitors until there is
+//! room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -118,8 +119,8 @@ impl Clients {
         self.clients.retain(|_, client| client.queue.try_send(message.clone()).is_ok());
     }
 
-    /// Returns whether signals of monitors may be added to the queue of a client. Those for a client
-    /// that was removed are dropped.
+    /// Returns whether signals of monitors may be added to the queue of a client. Those for a
+    /// client that was removed are dropped.
     pub(super) fn has_room(&self, id: u64) -> bool {
         let queued = |client: &Client| client.queue.max_capacity() - client.queue.capacity();
         self.clients.get(&id).is_none_or(|client| queued(client) < WITH_SIGNALS)

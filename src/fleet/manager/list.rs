@@ -1,4 +1,5 @@
-//! Lists of all nodes. The rows borrow from the replies of the nodes: there may be tens of thousands.
+//! Lists of all nodes. The rows borrow from the replies of the nodes: there may be tens of
+//! thousands.
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +20,8 @@ use crate::fleet::dbus::errors::CallError;
 use crate::fleet::dbus::names;
 use crate::fleet::name::NodeName;
 
-/// The time that each node has to list its units for a client. A node that takes longer is left out.
+/// The time that each node has to list its units for a client. A node that takes longer is left
+/// out.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time that a node has for a report. A node that takes longer keeps its last report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,7 +85,8 @@ impl Manager {
         Ok(Message::method_return(call).build(&rows)?)
     }
 
-    /// Returns the failed units of the connected nodes; of those that do not answer, the known ones.
+    /// Returns the failed units of the connected nodes; of those that do not answer, the known
+    /// ones.
     pub(super) async fn read_failed_units(&self, known: &FailedUnits) -> FailedUnits {
         let reads = self.links().into_iter().map(async |(name, link)| {
             let reply = ask(link, "ListUnits", REPORT_TIMEOUT).await;

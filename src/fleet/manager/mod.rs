@@ -106,8 +106,8 @@ impl Manager {
         }))
     }
 
-    /// Sets the nodes that may register. Nodes that are no longer in the set, or whose agent could no
-    /// longer register, are disconnected, and their jobs end; the others are not affected.
+    /// Sets the nodes that may register. Nodes that are no longer in the set, or whose agent could
+    /// no longer register, are disconnected, and their jobs end; the others are not affected.
     pub fn set_nodes(&self, rules: NodeRules) {
         let tasks = self.state().set_nodes(rules, self.0.own_user);
         self.run(tasks);

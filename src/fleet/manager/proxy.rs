@@ -30,7 +30,8 @@ pub(super) type ProxyRow = (String, String, String, String, &'static str, u64, S
 #[derive(Debug)]
 pub(super) struct ProxyState {
     pub(super) proxies: Proxies<Instant>,
-    /// The jobs that were submitted for dep services, with the errors of those that failed to start.
+    /// The jobs that were submitted for dep services, with the errors of those that failed to
+    /// start.
     jobs: BTreeMap<u32, Option<String>>,
     /// The units that depend on a proxy which a node is about to announce.
     dependents: BTreeMap<NodeName, (String, BTreeSet<String>)>,

@@ -44,8 +44,8 @@ impl Manager {
         state.nodes.iter().map(|(name, node)| (name.clone(), report(node))).collect()
     }
 
-    /// Reads the failed units of all connected nodes, soon after a node has connected and regularly.
-    /// Runs until it is dropped.
+    /// Reads the failed units of all connected nodes, soon after a node has connected and
+    /// regularly. Runs until it is dropped.
     pub async fn follow_failed_units(&self, found: &watch::Sender<FailedUnits>) {
         let mut changes = self.changes();
         loop {

@@ -1,6 +1,7 @@
 //! The requests without a reply that wait to be sent to one agent: subscriptions, cancellations and
-//! messages about proxies. Only the last request about a pattern or a proxy is kept, so their number is
-//! limited by that of the patterns and proxies. A new connection of an agent begins with an empty queue.
+//! messages about proxies. Only the last request about a pattern or a proxy is kept, so their
+//! number is limited by that of the patterns and proxies. A new connection of an agent begins with
+//! an empty queue.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};

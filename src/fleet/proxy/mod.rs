@@ -1,8 +1,8 @@
-//! Proxy services: dependencies of systemd units on units of other nodes. The source node has a proxy
-//! for each, and a dep service on the target node runs exactly while the unit has at least one proxy,
-//! on all sources together. Each method is an event; it returns the effects, which the caller
-//! executes in order. Lost connections change nothing at first: the proxies of a lost source count
-//! until a grace is over, and those of a lost target are kept. Pure.
+//! Proxy services: dependencies of systemd units on units of other nodes. The source node has a
+//! proxy for each, and a dep service on the target node runs exactly while the unit has at least
+//! one proxy, on all sources together. Each method is an event; it returns the effects, which the
+//! caller executes in order. A lost connection changes nothing at first: the proxies of a lost
+//! source count until a grace is over. Pure.
 
 mod list;
 pub mod name;
@@ -35,8 +35,8 @@ pub type NodeUnit = (NodeName, String);
 /// A proxy service, by its source and its name there.
 pub type ProxyKey = (NodeName, String);
 
-/// All nodes, and those on whose units each of them may depend; `None` if that cannot be read. A node
-/// may depend on itself.
+/// All nodes, and those on whose units each of them may depend; `None` if that cannot be read. A
+/// node may depend on itself.
 pub type Rules = BTreeMap<NodeName, Option<BTreeSet<NodeName>>>;
 
 /// The state of a unit, reduced to what dependencies need.
@@ -95,7 +95,8 @@ pub enum Effect {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase<I> {
-    /// The source waits for the target. If the target node is offline, the proxy fails at this time.
+    /// The source waits for the target. If the target node is offline, the proxy fails at this
+    /// time.
     Waiting { fail_at: Option<I> },
     /// The target became active on this instance of systemd.
     Active { instance: u64 },
@@ -138,8 +139,8 @@ pub struct Proxies<I> {
     sources: BTreeMap<NodeName, Source<I>>,
     targets: BTreeMap<NodeUnit, Target<I>>,
     ended: Ended<I>,
-    /// Proxies that stopped to count while their source was lost, although their target was running.
-    /// When the source returns, the target is started again.
+    /// Proxies that stopped to count while their source was lost, although their target was
+    /// running. When the source returns, the target is started again.
     released: BTreeSet<ProxyKey>,
 }
 
@@ -161,8 +162,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         self.grace = grace;
     }
 
-    /// Removes all state but the rules, because this manager is no longer the leader. Dep services and
-    /// proxies keep running; the agents announce them to the next leader.
+    /// Removes all state but the rules, because this manager is no longer the leader. Dep services
+    /// and proxies keep running; the agents announce them to the next leader.
     pub fn clear(&mut self) -> Vec<Effect> {
         (self.leads_since, self.ended) = (None, Ended::default());
         self.online.clear();
@@ -171,7 +172,7 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         std::mem::take(&mut self.targets).into_keys().map(|target| Effect::Unwatch { target }).collect()
     }
 
-    /// Sets the nodes and their permissions. Proxies that are no longer permitted end.
+    /// Sets the permissions of all nodes. Proxies that are no longer permitted end.
     pub fn set_rules(&mut self, rules: Rules, now: I) -> Vec<Effect> {
         self.rules = rules;
         self.ended.retain(|(source, _)| self.rules.contains_key(source));
@@ -263,8 +264,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         effects
     }
 
-    /// Handles the end of a node's announcements: its proxies that it did not announce are gone, and
-    /// `deps` are the dep services that run there.
+    /// Handles the end of a node's announcements: its proxies that it did not announce are gone,
+    /// and `deps` are the dep services that run there.
     pub fn announced(&mut self, node: &NodeName, instance: u64, deps: &[String], now: I) -> Vec<Effect> {
         let mut effects = Vec::new();
         let Some(online) = self.online.get_mut(node) else { return effects };
@@ -452,39 +453,6 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         if let Some(proxy) = self.take(key) {
             self.settle(&proxy.target, now, effects);
         }
-    }
-
-    /// Ends proxies for a reason of their target or of the manager. The caller settles the target.
-    fn end_all(&mut self, keys: Vec<ProxyKey>, reason: &str, now: I, effects: &mut Vec<Effect>) {
-        for key in keys {
-            let Some(proxy) = self.take(&key) else { continue };
-            let reason = reason.to_owned();
-            match proxy.phase {
-                Phase::Waiting { .. } => self.fail(key, proxy.target, reason, now, effects),
-                Phase::Active { .. } => {
-                    let state = ListedState::Stopped;
-                    self.note_end(key.clone(), Some(proxy.target), state, reason.clone(), now);
-                    effects.push(Effect::TargetStopped { proxy: key, reason });
-                }
-            }
-        }
-    }
-
-    /// Answers a proxy that cannot become active.
-    fn fail(&mut self, proxy: ProxyKey, target: NodeUnit, reason: String, now: I, effects: &mut Vec<Effect>) {
-        self.note_end(proxy.clone(), Some(target), ListedState::Failed, reason.clone(), now);
-        effects.push(Effect::Ready { proxy, result: Err(reason) });
-    }
-
-    fn note_end(
-        &mut self,
-        proxy: ProxyKey,
-        target: Option<NodeUnit>,
-        state: ListedState,
-        reason: String,
-        now: I,
-    ) {
-        self.ended.add(Listed { proxy, target, state, since: now, reason });
     }
 
     fn watched(&mut self, target: &NodeUnit, effects: &mut Vec<Effect>) -> &mut Target<I> {

@@ -1,5 +1,5 @@
-//! Why a proxy is refused: a missing permission, too many proxies, and cycles of units that wait for
-//! each other across nodes. Pure.
+//! Why a proxy is refused: a missing permission, too many proxies, and cycles of units that wait
+//! for each other across nodes. Pure.
 
 use std::collections::BTreeSet;
 
@@ -36,8 +36,8 @@ impl<I> Proxies<I> {
         (dependents.len() > MAX_DEPENDENTS).then(text)
     }
 
-    /// Returns the reason to refuse a proxy whose target would wait for one of the units that wait for
-    /// the proxy; `None` if there is no such cycle.
+    /// Returns the reason to refuse a proxy whose target would wait for one of the units that wait
+    /// for the proxy; `None` if there is no such cycle.
     pub(super) fn cycle(
         &self,
         (source, _): &ProxyKey,

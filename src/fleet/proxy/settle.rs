@@ -5,7 +5,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use super::target::{Step, Target, Wanted};
-use super::{Effect, NodeUnit, OFFLINE_LIMIT, Phase, Proxies, Proxy, ProxyKey, Source};
+use super::{Effect, Listed, ListedState, NodeUnit, OFFLINE_LIMIT, Phase, Proxies, Proxy, ProxyKey, Source};
 use crate::fleet::name::NodeName;
 
 impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
@@ -29,8 +29,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         }
     }
 
-    /// Notifies the sources of a target on which instance of systemd it is active; those that wait only if
-    /// a start has ended.
+    /// Notifies the sources of a target on which instance of systemd it is active; those that wait
+    /// only if a start has ended.
     fn is_active(
         &mut self,
         key: &NodeUnit,
@@ -109,7 +109,48 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         }
     }
 
-    /// Sets when proxies fail that wait for a node which is not ready. Removes a target without proxies.
+    /// Ends proxies for a reason of their target or of the manager. The caller settles the target.
+    pub(super) fn end_all(&mut self, keys: Vec<ProxyKey>, reason: &str, now: I, effects: &mut Vec<Effect>) {
+        for key in keys {
+            let Some(proxy) = self.take(&key) else { continue };
+            let reason = reason.to_owned();
+            match proxy.phase {
+                Phase::Waiting { .. } => self.fail(key, proxy.target, reason, now, effects),
+                Phase::Active { .. } => {
+                    let state = ListedState::Stopped;
+                    self.note_end(key.clone(), Some(proxy.target), state, reason.clone(), now);
+                    effects.push(Effect::TargetStopped { proxy: key, reason });
+                }
+            }
+        }
+    }
+
+    /// Answers a proxy that cannot become active.
+    pub(super) fn fail(
+        &mut self,
+        proxy: ProxyKey,
+        target: NodeUnit,
+        reason: String,
+        now: I,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.note_end(proxy.clone(), Some(target), ListedState::Failed, reason.clone(), now);
+        effects.push(Effect::Ready { proxy, result: Err(reason) });
+    }
+
+    pub(super) fn note_end(
+        &mut self,
+        proxy: ProxyKey,
+        target: Option<NodeUnit>,
+        state: ListedState,
+        reason: String,
+        now: I,
+    ) {
+        self.ended.add(Listed { proxy, target, state, since: now, reason });
+    }
+
+    /// Sets when proxies fail that wait for a node which is not ready. Removes a target without
+    /// proxies.
     fn wait_for_node(&mut self, key: &NodeUnit, fail_at: I, effects: &mut Vec<Effect>) {
         let Self { targets, sources, .. } = self;
         let proxies = targets.get(key).map(|target| &target.proxies);

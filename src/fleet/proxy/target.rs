@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{Activity, ProxyKey};
 
-/// A unit that is restarted is inactive for a moment, and a dep service that stops together with its
-/// unit stops first. Only after this time, and second reports, is anything done about them.
+/// A unit that is restarted is inactive for a moment, and a dep service that stops together with
+/// its unit stops first. Only after this time, and second reports, is anything done about them.
 const STOPPED_AFTER: Duration = Duration::from_millis(300);
 /// The pause before a job that nobody waits for is repeated.
 const RETRY: Duration = Duration::from_secs(5);
@@ -42,7 +42,8 @@ enum Job {
     Stop,
 }
 
-/// The second look at a unit with active proxies, when it or its dep service was reported as inactive.
+/// The second look at a unit with active proxies, when it or its dep service was reported as
+/// inactive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SecondLook<I> {
     At(I),
@@ -61,8 +62,8 @@ pub(super) struct Target<I> {
     unit: Option<Activity>,
     dep: Option<Activity>,
     job: Option<Job>,
-    /// Whether the dep service was started since it was stopped last. A report that it is inactive may
-    /// be older than the start, so only a stop proves that it is.
+    /// Whether the dep service was started since it was stopped last. A report that it is inactive
+    /// may be older than the start, so only a stop proves that it is.
     was_started: bool,
     second_look: Option<SecondLook<I>>,
     /// Sources that are not connected yet may need the dep service until then.

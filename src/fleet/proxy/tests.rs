@@ -27,8 +27,8 @@ fn units(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// A manager of foo, baz and bar, on which all may depend. All nodes are connected; bar's systemd has
-/// the number 7.
+/// A manager of foo, baz and bar, on which all may depend. All nodes are connected; bar's systemd
+/// has the number 7.
 fn connected() -> Core {
     let mut core = Core::new(GRACE);
     let bar = BTreeSet::from([node("bar")]);

@@ -1,5 +1,5 @@
-//! systemd over D-Bus: the parts that calls and the worker share. `worker` keeps the connection open
-//! and handles systemd's signals; the calls are in `calls`.
+//! systemd over D-Bus: the parts that calls and the worker share. `worker` keeps the connection
+//! open and handles systemd's signals; the calls are in `calls`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

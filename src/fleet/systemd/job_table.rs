@@ -15,8 +15,8 @@ pub(super) struct JobTable<W> {
     /// The calls that may return a job, and the last of all calls.
     calls: BTreeSet<u64>,
     last_call: u64,
-    /// Results of jobs, each with the last call that began before. One of the calls that began until
-    /// then may still return the job.
+    /// Results of jobs, each with the last call that began before. One of the calls that began
+    /// until then may still return the job.
     early: BTreeMap<u32, (JobResult, u64)>,
 }
 

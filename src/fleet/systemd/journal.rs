@@ -1,5 +1,5 @@
-//! Entries of the journal, read by the program `journalctl` on the node. Its arguments and its output
-//! are bounded.
+//! Entries of the journal, read by the program `journalctl` on the node. Its arguments and its
+//! output are bounded.
 
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! systemd of one machine: [`UnitControl`], the calls and events that an agent needs, and its two
-//! implementations: [`Systemd`] over D-Bus, and [`MemorySystemd`] for simulations. Jobs of the fleet
-//! and connections to a manager must not be in here.
+//! implementations: [`Systemd`] over D-Bus, and [`MemorySystemd`] for simulations. Jobs of the
+//! fleet and connections to a manager must not be in here.
 
 mod bus;
 mod calls;
@@ -72,8 +72,8 @@ pub struct JobRequest {
     pub unit: String,
     /// One of systemd's job modes, which are more than those of the fleet.
     pub mode: String,
-    /// For a transient unit, whose kind is always [`JobType::Start`]: the properties of the unit and
-    /// of its auxiliary units.
+    /// For a transient unit, whose kind is always [`JobType::Start`]: the properties of the unit
+    /// and of its auxiliary units.
     pub transient: Option<(Vec<Setting>, Vec<AuxiliaryUnit>)>,
 }
 
@@ -138,8 +138,8 @@ pub trait UnitControl: Send + Sync + 'static {
 
     fn list_units(&self) -> impl Future<Output = Result<Vec<UnitRow>, CallError>> + Send;
 
-    /// Returns the last entries of a unit's journal as JSON, or those that follow the entry with this
-    /// cursor.
+    /// Returns the last entries of a unit's journal as JSON, or those that follow the entry with
+    /// this cursor.
     fn journal(
         &self,
         unit: &str,

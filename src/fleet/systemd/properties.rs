@@ -1,5 +1,5 @@
-//! Values of systemd's D-Bus interface: properties of units, object paths, and the interface of each
-//! type of unit. Pure.
+//! Values of systemd's D-Bus interface: properties of units, object paths, and the interface of
+//! each type of unit. Pure.
 
 use zbus::{OwnedObjectPath, OwnedVariant, Str};
 

@@ -1,6 +1,6 @@
-//! The states of watched units. Signals of systemd contain only some of the observed properties; the
-//! others are read, and reads overlap with signals. The cache decides when to read and which state
-//! to report, so that each change is reported once and the last state is never lost. Pure.
+//! The states of watched units. Signals of systemd contain only some of the observed properties;
+//! the others are read, and reads overlap with signals. The cache decides when to read and which
+//! state to report, so that each change is reported once and the last state is never lost. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -183,7 +183,8 @@ impl<S: Ord + Copy> UnitCache<S> {
         if report { vec![Step::Emit(Event::Unit(unit.to_owned(), state))] } else { Vec::new() }
     }
 
-    /// Handles a unit that does not exist. If the signal about its end was lost, it is reported here.
+    /// Handles a unit that does not exist. If the signal about its end was lost, it is reported
+    /// here.
     pub(super) fn gone(&mut self, unit: &str) -> Vec<Step> {
         let was_reported = self.units.remove(unit).is_some_and(|entry| entry.reported);
         if was_reported { vec![Step::Emit(Event::UnitRemoved(unit.to_owned()))] } else { Vec::new() }

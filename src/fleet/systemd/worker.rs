@@ -1,5 +1,5 @@
-//! The task that keeps the connection to systemd open, handles systemd's signals, and assigns results
-//! to jobs. The decisions are in `job_table` and `unit_cache`.
+//! The task that keeps the connection to systemd open, handles systemd's signals, and assigns
+//! results to jobs. The decisions are in `job_table` and `unit_cache`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroUsize;
@@ -347,8 +347,8 @@ impl<'a> Connected<'a> {
     }
 }
 
-/// Connects to the bus. Returns the messages, which include the signals of systemd and changes of its
-/// owner, and the owner.
+/// Connects to the bus. Returns the messages, which include the signals of systemd and changes of
+/// its owner, and the owner.
 async fn open(bus: &Bus) -> zbus::Result<(Live, MessageStream, Option<String>)> {
     let connection = bus.connect(REPLY_TIMEOUT).await?;
     let mut messages = MessageStream::from(&connection);

@@ -159,7 +159,8 @@ impl Request {
         let mut names = Names::default();
         for name in &parsed.params.subject_alt_names {
             match name {
-                // The names are part of messages; a DNS name is short and has no control characters.
+                // The names are part of messages; a DNS name is short and has no control
+                // characters.
                 SanType::DnsName(name) if !is_dns_name(name.as_str()) => {
                     return Err(invalid("it asks for a name that is no DNS name"));
                 }

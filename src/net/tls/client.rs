@@ -1,5 +1,6 @@
-//! The TLS configuration of outgoing connections: the trusted CAs, those of files and on request those
-//! of the system, and the certificate that the client presents, if it has one that is still valid.
+//! The TLS configuration of outgoing connections: the trusted CAs, those of files and on request
+//! those of the system, and the certificate that the client presents, if it has one that is still
+//! valid.
 
 use std::error::Error as _;
 use std::io;

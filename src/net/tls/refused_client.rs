@@ -19,8 +19,8 @@ pub const TLS_HANDSHAKE: u8 = 0x16;
 pub const UNEXPECTED_TLS: &str = "the client uses TLS and this listener does not: name it without \
                                       tls:// or https://, or choose its TLS port";
 
-/// Returns why a client was refused, and the remedy; `None` if the connection just ended, as those of
-/// port scans do.
+/// Returns why a client was refused, and the remedy; `None` if the connection just ended, as those
+/// of port scans do.
 pub fn refused_client(error: &io::Error) -> Option<&'static str> {
     let tls = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match tls {

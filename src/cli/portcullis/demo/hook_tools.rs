@@ -1,5 +1,5 @@
-//! The hook tools that the demo's charm calls, and the helper of proxy services. `cargo demo` builds
-//! the program that it runs and no other, so that program asks cargo to build these.
+//! The hook tools that the demo's charm calls, and the helper of proxy services. `cargo demo`
+//! builds the program that it runs and no other, so that program asks cargo to build these.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use anyhow::{Context as _, bail};
 use crate::cli::error::Refusal;
 use crate::cli::juju::hook_env;
 
-/// The arguments of cargo for the hook tools, and for the helper, which has the features of the demo.
+/// The arguments of cargo for the hook tools, and for the helper, which has the features of the
+/// demo.
 const HOOK_TOOLS: [&str; 3] = ["--package", "portcullis-hooks", "--bins"];
 const HELPER: [&str; 7] =
     ["--package", "portcullis", "--no-default-features", "--features", "fleet", "--bin", "hirte-proxy"];

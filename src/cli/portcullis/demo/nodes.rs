@@ -1,6 +1,6 @@
-//! The act with two nodes, each with a systemd of its own, and a manager of both. It starts, watches
-//! and stops a systemd unit on each node, and shows a unit of one node that depends on a unit of the
-//! other. Where no systemd can be started, one line gives the reason.
+//! The act with two nodes, each with a systemd of its own, and a manager of both. It starts,
+//! watches and stops a systemd unit on each node, and shows a unit of one node that depends on a
+//! unit of the other. Where no systemd can be started, one line gives the reason.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -151,8 +151,8 @@ async fn until(late: &str, is_so: impl AsyncFn() -> anyhow::Result<bool>) -> any
     Ok(())
 }
 
-/// Starts a systemd, and waits until its bus accepts connections. Returns the reason if it cannot run
-/// here.
+/// Starts a systemd, and waits until its bus accepts connections. Returns the reason if it cannot
+/// run here.
 async fn start_node(dir: &Path) -> anyhow::Result<Result<Process, String>> {
     for (name, text) in UNITS {
         write(&dir.join("units").join(name), text, 0o644).context("cannot write a unit")?;

@@ -1,5 +1,5 @@
-//! The unit files of proxy services: `hirte-proxy@.service` on the node whose units depend on those of
-//! other nodes, and `hirte-dep@.service` on the others.
+//! The unit files of proxy services: `hirte-proxy@.service` on the node whose units depend on those
+//! of other nodes, and `hirte-dep@.service` on the others.
 
 use std::path::{Path, PathBuf};
 

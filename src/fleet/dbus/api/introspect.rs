@@ -5,8 +5,8 @@ use super::{INTROSPECTABLE, Interface, PEER, PROPERTIES};
 const DOCTYPE: &str = "<!DOCTYPE node PUBLIC \"-//freedesktop//DTD D-BUS Object Introspection 1.0//EN\"\n \
                        \"http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd\">\n";
 
-/// Returns the XML of an object with these interfaces, besides those of every object, and with these
-/// children. Names of members and children need no escapes in XML.
+/// Returns the XML of an object with these interfaces, besides those of every object, and with
+/// these children. Names of members and children need no escapes in XML.
 pub fn introspect(interfaces: &[&Interface], children: &[String]) -> String {
     let mut xml = format!("{DOCTYPE}<node>\n");
     let standard = [&INTROSPECTABLE, &PEER, &PROPERTIES];
