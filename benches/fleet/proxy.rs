@@ -42,8 +42,8 @@ pub(crate) fn start() -> Vec<Row> {
         let started = nodes[0].command("systemctl").args(["--user", "start", "far.service"]).output();
         started.unwrap().status.success().then_some(())
     });
+    stop(&nodes, "far.service");
     let round = |unit: &str| {
-        stop(&nodes, unit);
         let begun = Instant::now();
         nodes[0].systemctl(&["start", unit]);
         let took = begun.elapsed();

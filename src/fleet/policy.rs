@@ -23,39 +23,30 @@ pub fn policy(group: Option<&str>) -> String {
             )
         })
     });
-    format!(
-        "<!DOCTYPE busconfig PUBLIC \"-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN\"\n \
-         \"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd\">\n\
-         <busconfig>\n  \
-         <policy context=\"default\">\n    \
-         <deny own=\"{BUS_NAME}\"/>\n    \
-         <deny send_destination=\"{BUS_NAME}\"/>\n\
-         {}  \
-         </policy>\n\
-         {}  \
-         <policy user=\"root\">\n    \
-         <allow own=\"{BUS_NAME}\"/>\n\
-         {all}  \
-         </policy>\n\
-         </busconfig>\n",
-        reading.collect::<String>(),
-        group.unwrap_or_default()
-    )
+    document(BUS_NAME, &reading.collect::<String>(), &group.unwrap_or_default())
 }
 
 /// Returns the policy file of an agent: only root may have its name and call it.
 pub fn agent_policy() -> String {
+    document(AGENT_BUS_NAME, "", "")
+}
+
+/// Returns a policy file that reserves a name for root. `reading` are the rules for all users, and
+/// `others` further policies.
+fn document(name: &str, reading: &str, others: &str) -> String {
     format!(
         "<!DOCTYPE busconfig PUBLIC \"-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN\"\n \
          \"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd\">\n\
          <busconfig>\n  \
          <policy context=\"default\">\n    \
-         <deny own=\"{AGENT_BUS_NAME}\"/>\n    \
-         <deny send_destination=\"{AGENT_BUS_NAME}\"/>\n  \
-         </policy>\n  \
+         <deny own=\"{name}\"/>\n    \
+         <deny send_destination=\"{name}\"/>\n\
+         {reading}  \
+         </policy>\n\
+         {others}  \
          <policy user=\"root\">\n    \
-         <allow own=\"{AGENT_BUS_NAME}\"/>\n    \
-         <allow send_destination=\"{AGENT_BUS_NAME}\"/>\n  \
+         <allow own=\"{name}\"/>\n    \
+         <allow send_destination=\"{name}\"/>\n  \
          </policy>\n\
          </busconfig>\n"
     )

@@ -254,7 +254,6 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Proxies<I> {
         let result = match result {
             Ok(instance) => {
                 (entry.active_on, entry.dependents) = (Some(instance), BTreeSet::new());
-                // The file is written before the helper ends.
                 effects.push(Effect::Save);
                 Ok(())
             }

@@ -41,6 +41,8 @@ pub(super) struct ProxyService<C> {
     is_loaded: watch::Sender<bool>,
     /// The next time to act may be earlier than before.
     rescheduled: Notify,
+    /// The state file has to be written.
+    unsaved: Notify,
 }
 
 #[derive(Debug)]
@@ -57,8 +59,9 @@ impl<C: UnitControl> ProxyService<C> {
     pub(super) fn new(control: Arc<C>, file: Option<PathBuf>) -> Self {
         let proxies = Proxies::new(Saved::default(), 0, Instant::now());
         let state = State { proxies, session: None, waiting: BTreeMap::new(), creating: BTreeSet::new() };
-        let (is_loaded, rescheduled) = (watch::Sender::new(false), Notify::new());
-        Self { control, file, state: Mutex::new(state), is_loaded, rescheduled }
+        let (rescheduled, unsaved) = (Notify::new(), Notify::new());
+        let is_loaded = watch::Sender::new(false);
+        Self { control, file, state: Mutex::new(state), is_loaded, rescheduled, unsaved }
     }
 
     /// Locks the state. The lock is never held across an `await`.
@@ -69,6 +72,21 @@ impl<C: UnitControl> ProxyService<C> {
     /// Reads the state file, and then compares the proxies with systemd from time to time. Runs
     /// until it is dropped.
     pub(super) async fn run(self: Arc<Self>) {
+        tokio::join!(self.follow(), self.save());
+    }
+
+    /// Writes the state file after changes. The helper does not wait for that: if the agent ends
+    /// before, the next one adopts the active services that are missing in the file.
+    async fn save(self: &Arc<Self>) {
+        loop {
+            self.unsaved.notified().await;
+            let (service, saved) = (Arc::clone(self), self.state().proxies.saved());
+            // The write does not panic.
+            let _ = tokio::task::spawn_blocking(move || service.write(&saved)).await;
+        }
+    }
+
+    async fn follow(self: &Arc<Self>) {
         let instance = self.instance().await;
         let saved = self.read();
         if !saved.proxies.is_empty() {
@@ -159,7 +177,7 @@ impl<C: UnitControl> ProxyService<C> {
                     let service = Arc::clone(self);
                     tokio::spawn(async move { service.stop_unit(&proxy).await });
                 }
-                Effect::Save => self.write(&state.proxies.saved()),
+                Effect::Save => self.unsaved.notify_one(),
             }
         }
         self.rescheduled.notify_one();
