@@ -262,7 +262,7 @@ impl World {
         units
     }
 
-    /// Nothing but the jobs that were asked for has happened on the nodes.
+    /// Checks that the nodes have executed the requested jobs and no others.
     async fn check_nodes(&self) {
         for (name, node) in &self.nodes {
             let (created, asked) = (node.systemd.jobs_created(), node.asked);

@@ -23,7 +23,7 @@ pub(super) struct Wanted {
     pub(super) restarted: usize,
 }
 
-/// What the caller does for a target.
+/// The next step of the caller for a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     None,

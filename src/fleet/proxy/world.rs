@@ -1,5 +1,5 @@
-//! Nodes, agents and units in memory, under random events. Whatever their order, in the end each
-//! dep service runs exactly if its unit has a proxy.
+//! Nodes, agents and units in memory, under random events. For every order of
+//! events, each dep service finally runs exactly if its unit has a proxy.
 
 use std::collections::VecDeque;
 

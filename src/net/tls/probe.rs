@@ -46,7 +46,7 @@ impl fmt::Display for HandshakeFailure {
 }
 
 impl HandshakeFailure {
-    /// What to do for a client of a tracker or a manager.
+    /// Returns the remedy for a client of a tracker or a manager.
     fn remedy(&self) -> Option<&'static str> {
         Some(match self {
             Self::OtherCa => {
