@@ -13,7 +13,7 @@ use zbus::Message;
 
 use super::proxies::{Announcement, Effect, Entry, Proxies, Saved};
 use crate::fleet::dbus::names::INTERNAL_PROXY_PATH;
-use crate::fleet::dbus::values::{JobType, Properties};
+use crate::fleet::dbus::values::{JobType, Properties, UnitRow};
 use crate::fleet::name::{check_systemd_unit, unescape};
 use crate::fleet::proxy::MAX_DEPENDENTS;
 use crate::fleet::proxy::name::{BadProxyName, dep_of, target_of, unit_of_dep};
@@ -93,6 +93,9 @@ impl<C: UnitControl> ProxyService<C> {
             info!(proxies = saved.proxies.len(), "proxy services continue");
         }
         self.state().proxies = Proxies::new(saved, instance, Instant::now());
+        // Without this, a lost state file would look like a node without proxies.
+        let units = self.units().await;
+        self.adopt(&units);
         self.compare().await;
         self.is_loaded.send_replace(true);
         let mut compare_at = Instant::now() + COMPARE_EVERY;
@@ -197,14 +200,31 @@ impl<C: UnitControl> ProxyService<C> {
         }
     }
 
-    /// Removes the proxies whose services have stopped without a call of the helper, and adopts
-    /// active services that are not known.
-    async fn compare(self: &Arc<Self>) {
-        for row in self.control.list_units().await.unwrap_or_default() {
+    /// Lists the units of systemd, once it answers.
+    async fn units(&self) -> Vec<UnitRow> {
+        loop {
+            match self.control.list_units().await {
+                Ok(units) => return units,
+                Err(_) => sleep(RETRY_PAUSE).await,
+            }
+        }
+    }
+
+    /// Adopts the active proxy services that have no entry.
+    fn adopt(self: &Arc<Self>, units: &[UnitRow]) {
+        for row in units {
             if let (Ok((node, unit)), "active") = (target_of(&row.0), row.3.as_str()) {
                 let effects = self.state().proxies.adopted(&row.0, node.to_string(), unit);
                 self.execute(effects);
             }
+        }
+    }
+
+    /// Removes the proxies whose services have stopped without a call of the helper, and adopts
+    /// active services that have no entry. A systemd that does not answer changes nothing.
+    async fn compare(self: &Arc<Self>) {
+        if let Ok(units) = self.control.list_units().await {
+            self.adopt(&units);
         }
         let names = self.state().proxies.names();
         for proxy in names {
@@ -219,14 +239,9 @@ impl<C: UnitControl> ProxyService<C> {
     pub(super) async fn connected(self: Arc<Self>, session: mpsc::UnboundedSender<Announcement>) {
         self.loaded().await;
         let instance = self.instance().await;
-        let deps = loop {
-            match self.control.list_units().await {
-                Ok(units) => break units,
-                Err(_) => sleep(RETRY_PAUSE).await,
-            }
-        };
+        let units = self.units().await;
         let runs = |state: &str| !matches!(state, "inactive" | "failed");
-        let deps = deps.into_iter().filter(|row| unit_of_dep(&row.0).is_some() && runs(&row.3));
+        let deps = units.into_iter().filter(|row| unit_of_dep(&row.0).is_some() && runs(&row.3));
         let deps = deps.map(|row| row.0).collect();
         let mut state = self.state();
         // The session may have ended meanwhile.
@@ -282,7 +297,11 @@ impl<C: UnitControl> ProxyService<C> {
         }
         self.state().creating.insert(proxy.clone());
         self.loaded().await;
-        let dependents = timeout(DEPENDENTS_TIMEOUT, self.dependents(&proxy)).await.unwrap_or_default();
+        let dependents = timeout(DEPENDENTS_TIMEOUT, self.dependents(&proxy)).await;
+        let dependents = dependents.unwrap_or_else(|_| {
+            warn!(proxy, "systemd does not list the dependents in time; cycles are not detected");
+            BTreeSet::new()
+        });
         let (answer, answered) = oneshot::channel();
         {
             let mut state = self.state();
